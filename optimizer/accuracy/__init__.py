@@ -1,0 +1,1 @@
+"""Inputs, references, and how far answers may be from them."""

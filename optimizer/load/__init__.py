@@ -1,0 +1,1 @@
+"""Puts realistic load on a server and records what happened. Ranks nothing."""

@@ -1,0 +1,1 @@
+"""A study as a text, Markdown or a page. Reads records only."""

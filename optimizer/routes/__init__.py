@@ -1,0 +1,1 @@
+"""Knobs, route expressions and their expansion: what may be tried. Builds and measures nothing."""

@@ -1,0 +1,1 @@
+"""Which candidates to try, in which order, with how many pairs."""

@@ -1,0 +1,55 @@
+"""The search strategies' contract. A strategy decides what to try; a Laboratory tries it and remembers.
+
+A strategy is deterministic given the outcomes, and the laboratory answers from the ledger what was tried before, so an
+interrupted search is resumed by running the strategy again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from optimizer.records.candidate import Pair, Rejection
+from optimizer.records.route import Candidate, Route
+
+
+class BudgetSpent(Exception):
+    """Raised by the laboratory between two trials; a strategy lets it pass, and the study decides with what it has."""
+
+
+class Laboratory(Protocol):
+    """Runs trials. Every method answers from the ledger first, and records before it returns."""
+
+    @property
+    def default(self) -> Candidate:
+        """The reference of the search: the family's default route, or as-found where that cannot be served."""
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of ln ratio over the A/A pairs of the reference."""
+
+    def candidate(self, route: Route) -> Candidate: ...
+
+    def screen(self, candidate: Candidate) -> Rejection | None:
+        """Builds, loads, validates on the ``tune`` set, checks constraints. ``None``: it may compete."""
+
+    def pair(self, candidate: Candidate, index: int, purpose: str = "race") -> Pair | Rejection:
+        """One paired comparison with the reference."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A candidate's place after the search. ``score`` is the mean log ratio of its race pairs: it orders finalists and
+    is never reported as the gain."""
+
+    candidate: Candidate
+    score: float
+    pairs: int
+
+
+class Strategy(Protocol):
+    name: str
+
+    def search(self, laboratory: Laboratory) -> Sequence[Standing]:
+        """Standings of the candidates that survived, best first. The default route is tried whatever the space."""

@@ -1,0 +1,1 @@
+"""Python-based backends and config fragments that this project puts behind a Triton server."""
