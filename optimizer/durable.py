@@ -16,7 +16,7 @@ from typing import Any
 
 
 def write_atomically(path: Path, data: bytes | str, *, mode: int | None = None) -> None:
-    """Writes beside ``path``, fsyncs, renames over it, fsyncs the directory. Raises ``OSError``; nothing is left then."""
+    """Writes beside ``path``, fsyncs, renames over it, fsyncs the directory. ``OSError`` leaves nothing behind."""
     content = data.encode() if isinstance(data, str) else data
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -72,7 +72,7 @@ def sha256_tree(root: Path, *, exclude: Iterable[str] = ()) -> str:
         if relative.split("/", 1)[0] in left_out:
             continue
         if path.is_symlink():
-            entry = f"link\0{relative}\0{os.readlink(path)}"
+            entry = f"link\0{relative}\0{path.readlink()}"
         elif path.is_dir():
             entry = f"dir\0{relative}\0{path.stat().st_mode & 0o7777:o}"
         else:

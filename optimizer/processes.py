@@ -35,9 +35,7 @@ class GuardedProcess:
     def pid(self) -> int | None:
         """The command's own pid (the guardian's first child), or ``None`` once it has ended."""
         with contextlib.suppress(OSError, ValueError, IndexError):
-            text = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text(
-                encoding="ascii"
-            )
+            text = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text(encoding="ascii")
             return int(text.split()[0])
         return None
 
@@ -131,9 +129,7 @@ def start(
     return GuardedProcess(process, write_end, log_path)
 
 
-def run(
-    command: Sequence[str | Path], *, timeout_s: float, env: Mapping[str, str] | None = None
-) -> tuple[int, str]:
+def run(command: Sequence[str | Path], *, timeout_s: float, env: Mapping[str, str] | None = None) -> tuple[int, str]:
     """Runs a short command to its end: exit status and stdout with stderr. Raises ``subprocess.TimeoutExpired``."""
     done = subprocess.run(
         [str(word) for word in command],

@@ -73,7 +73,8 @@ class Resources:
 @dataclass(frozen=True)
 class Measurement:
     """One window. Latency counts from the intended send, in µs; ``percentiles_us`` holds only those that the number
-    of samples supports (keys such as ``"p50"``). ``requests`` completed in the window, ``inferences`` counts batch rows.
+    of samples supports (keys such as ``"p50"``). ``requests`` completed in the window, ``inferences`` counts
+    batch rows.
     """
 
     candidate_id: str

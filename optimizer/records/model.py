@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
-TRITON_TO_NUMPY: dict[str, np.dtype] = {
+Array: TypeAlias = npt.NDArray[Any]
+
+TRITON_TO_NUMPY: dict[str, np.dtype[Any]] = {
     "BOOL": np.dtype(np.bool_),
     "UINT8": np.dtype(np.uint8),
     "UINT16": np.dtype(np.uint16),
@@ -65,7 +69,7 @@ class TensorSpec:
     label_filename: str | None = None
 
     @property
-    def numpy_dtype(self) -> np.dtype:
+    def numpy_dtype(self) -> np.dtype[Any]:
         return TRITON_TO_NUMPY[self.datatype]
 
 

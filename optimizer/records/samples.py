@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-Arrays = Mapping[str, np.ndarray]
+from optimizer.records.model import Array
+
+Arrays = Mapping[str, Array]
 
 
 @dataclass(frozen=True)

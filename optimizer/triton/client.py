@@ -15,7 +15,7 @@ import numpy as np
 
 from optimizer.errors import EnvironmentFailure, OptimizerError
 from optimizer.records.measurement import ServerDelta
-from optimizer.records.model import TRITON_TO_NUMPY
+from optimizer.records.model import TRITON_TO_NUMPY, Array
 
 if TYPE_CHECKING:
     from optimizer.records.samples import Arrays
@@ -101,9 +101,7 @@ class TritonClient:
 
     def model_ready(self, name: str, version: str = "") -> bool:
         try:
-            return bool(
-                self._call("ModelReady", self._pb.ModelReadyRequest(name=name, version=version)).ready
-            )
+            return bool(self._call("ModelReady", self._pb.ModelReadyRequest(name=name, version=version)).ready)
         except TritonError:
             return False
 
@@ -133,9 +131,7 @@ class TritonClient:
         deadline = time.monotonic() + timeout_s
         while any(row[0] == name and row[2] in ("READY", "UNLOADING") for row in self.repository_index()):
             if time.monotonic() > deadline:
-                raise TritonError(
-                    f"model {name} was still unloading after {timeout_s:g} s", status="DEADLINE_EXCEEDED"
-                )
+                raise TritonError(f"model {name} was still unloading after {timeout_s:g} s", status="DEADLINE_EXCEEDED")
             time.sleep(0.02)
 
     # Statistics
@@ -149,7 +145,7 @@ class TritonClient:
     def infer(
         self, name: str, inputs: Arrays, datatypes: Mapping[str, str], *, version: str = "", timeout_s: float = 60.0,
         parameters: Mapping[str, int | bool | str] | None = None,
-    ) -> dict[str, np.ndarray]:  # fmt: skip
+    ) -> dict[str, Array]:  # fmt: skip
         """One request. Raises :class:`TritonError`."""
         request = build_request(name, inputs, datatypes, version=version, parameters=parameters)
         return parse_response(self.infer_raw(request, timeout_s=timeout_s))[0]
@@ -189,9 +185,7 @@ class Statistics:
                 totals["infer"] += sign * stats.compute_infer.ns
                 totals["output"] += sign * stats.compute_output.ns
                 for batch in snapshot.batch_stats:
-                    batches[batch.batch_size] = (
-                        batches.get(batch.batch_size, 0) + sign * batch.compute_infer.count
-                    )
+                    batches[batch.batch_size] = batches.get(batch.batch_size, 0) + sign * batch.compute_infer.count
         return ServerDelta(
             inference_count=totals["inference"],
             execution_count=totals["execution"],
@@ -220,13 +214,7 @@ def build_request(
     request = service_pb2.ModelInferRequest(model_name=name, model_version=version, id=request_id)
     for key, value in (parameters or {}).items():
         # bool first: it is an int to Python.
-        kind = (
-            "bool_param"
-            if isinstance(value, bool)
-            else "int64_param"
-            if isinstance(value, int)
-            else "string_param"
-        )
+        kind = "bool_param" if isinstance(value, bool) else "int64_param" if isinstance(value, int) else "string_param"
         setattr(request.parameters[key], kind, value)
     for input_name, array in inputs.items():
         tensor = request.inputs.add()
@@ -239,12 +227,12 @@ def build_request(
     return bytes(request.SerializeToString())
 
 
-def parse_response(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def parse_response(data: bytes) -> tuple[dict[str, Array], dict[str, str]]:
     """Outputs by name, and their data types as the server said them."""
     from tritonclient.grpc import service_pb2
 
     response = service_pb2.ModelInferResponse.FromString(data)
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Array] = {}
     datatypes: dict[str, str] = {}
     for index, output in enumerate(response.outputs):
         if index >= len(response.raw_output_contents):
@@ -252,14 +240,12 @@ def parse_response(data: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
                 f"output {output.name} came without raw contents",
                 remedy="use a server that answers with raw tensors",
             )
-        arrays[output.name] = from_wire(
-            response.raw_output_contents[index], output.datatype, tuple(output.shape)
-        )
+        arrays[output.name] = from_wire(response.raw_output_contents[index], output.datatype, tuple(output.shape))
         datatypes[output.name] = output.datatype
     return arrays, datatypes
 
 
-def to_wire(array: np.ndarray, datatype: str) -> bytes:
+def to_wire(array: Array, datatype: str) -> bytes:
     if datatype == "BYTES":
         items = (item if isinstance(item, bytes) else str(item).encode() for item in array.flat)
         return b"".join(len(item).to_bytes(4, "little") + item for item in items)
@@ -268,7 +254,7 @@ def to_wire(array: np.ndarray, datatype: str) -> bytes:
     return np.ascontiguousarray(array, dtype=TRITON_TO_NUMPY[datatype]).tobytes()
 
 
-def from_wire(data: bytes, datatype: str, shape: tuple[int, ...]) -> np.ndarray:
+def from_wire(data: bytes, datatype: str, shape: tuple[int, ...]) -> Array:
     """Raises ``ValueError`` when the bytes do not fill the shape (an output of 0 bytes is one such case)."""
     if datatype == "BYTES":
         items: list[bytes] = []
@@ -286,7 +272,7 @@ def from_wire(data: bytes, datatype: str, shape: tuple[int, ...]) -> np.ndarray:
     return np.frombuffer(data, dtype=TRITON_TO_NUMPY[datatype]).reshape(shape)
 
 
-def bf16_bits(array: np.ndarray) -> np.ndarray:
+def bf16_bits(array: Array) -> Array:
     """FP32 to bfloat16 bits (uint16), round to nearest even; NaN stays NaN."""
     bits = np.ascontiguousarray(array, dtype=np.float32).view(np.uint32)
     rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
