@@ -1,0 +1,69 @@
+from pathlib import Path
+
+import pytest
+
+from optimizer.config import Settings, load_settings, parse_settings
+from optimizer.errors import InputError
+from optimizer.flags import flag_of, settings_fields
+
+
+def test_an_empty_document_is_all_defaults() -> None:
+    assert parse_settings({}) == Settings()
+
+
+def test_a_typo_names_the_nearest_key() -> None:
+    with pytest.raises(InputError, match=r"load\.concurency: unknown key\n.*did you mean `concurrency`"):
+        parse_settings({"load": {"concurency": [4]}}, where="study.yaml")
+
+
+def test_a_wrong_value_names_file_field_and_value() -> None:
+    with pytest.raises(InputError) as caught:
+        parse_settings({"load": {"duration_s": "soon"}}, where="study.yaml")
+    assert caught.value.where == "study.yaml"
+    assert caught.value.field == "load.duration_s"
+    assert "'soon'" in caught.value.problem
+    assert caught.value.remedy
+
+
+def test_an_arrival_without_its_rate_is_refused() -> None:
+    with pytest.raises(InputError, match="rate_per_s is needed"):
+        parse_settings({"load": {"arrival": "poisson"}})
+
+
+def test_broken_yaml_names_line_and_column(tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text("load:\n  duration_s: [1\n")
+    with pytest.raises(InputError, match=r"study\.yaml:\d+:\d+"):
+        load_settings(file)
+
+
+@pytest.mark.parametrize("text", ["- a\n- b\n", "just text\n"])
+def test_yaml_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(text)
+    with pytest.raises(InputError, match="key: value"):
+        load_settings(file)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="absent.yaml"):
+        load_settings(tmp_path / "absent.yaml")
+
+
+def test_relative_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text("inputs:\n  file: samples.npz\n")
+    assert load_settings(tmp_path / "study.yaml").inputs.file == tmp_path / "samples.npz"
+
+
+def test_flags_lie_over_the_file(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text("load:\n  duration_s: 5\n  concurrency: [4]\n")
+    settings = load_settings(tmp_path / "study.yaml", {"load.duration_s": "0.5"})
+    assert settings.load.duration_s == 0.5
+    assert settings.load.concurrency == [4]
+
+
+def test_every_field_has_a_flag_of_its_own_and_a_description() -> None:
+    fields = settings_fields()
+    flags = [flag_of(name) for name in fields]
+    assert len(set(flags)) == len(flags)
+    assert all(field.description for field in fields.values())
