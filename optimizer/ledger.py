@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from optimizer import __version__
 from optimizer.durable import fsync_directory, write_json
@@ -33,6 +33,7 @@ STUDY_FILE = "study.json"
 LOCK_FILE = "study.lock"
 
 Line: TypeAlias = dict[str, Any]
+T = TypeVar("T")
 
 
 def _from_schema_1(line: Line) -> Line:
@@ -157,6 +158,24 @@ class Ledger:
         """Data of the latest record of that kind and key."""
         entry = self._latest.get((kind, key))
         return entry.data if entry else None
+
+    def save(self, kind: str, key: str, record: object) -> None:
+        """:meth:`append` for a record (a dataclass of :mod:`optimizer.records`)."""
+        self.append(kind, key, to_json(record))
+
+    def load(self, kind: str, key: str, cls: type[T]) -> T | None:
+        """:meth:`get` for a record. Raises :class:`InputError` where the data do not fit ``cls``."""
+        data = self.get(kind, key)
+        if data is None:
+            return None
+        try:
+            return from_json(cls, data)
+        except CodecError as error:
+            raise InputError(
+                f"the record {kind} {key} cannot be read: {error}",
+                where=self.path,
+                remedy="Use the version of triton-optimizer that wrote it, or start a new study.",
+            ) from None
 
     def records(self, kind: str | None = None) -> Iterator[Entry]:
         """Every record in order, repeated keys included."""

@@ -194,7 +194,7 @@ def _decode_enum(kind: type[Enum], data: Json, path: str) -> Enum:
 
 def _decode_dataclass(kind: type[Any], data: Json, path: str) -> Any:
     _expect(isinstance(data, dict), data, "an object", data, path)
-    hints = _hints(kind)
+    hints = _hints(cast(Any, kind))
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}
     unknown = sorted(data.keys() - fields.keys())
     if unknown:
