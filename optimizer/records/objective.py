@@ -136,7 +136,7 @@ def log_ratio(
     reference: Measurement | Sequence[Measurement],
     candidate: Measurement | Sequence[Measurement],
 ) -> float | None:
-    """ln(candidate / reference), turned so that positive is better; ``None`` where either is unknown or not positive."""
+    """ln(candidate / reference), turned so that positive is better; ``None`` where one is unknown or not positive."""
     before, after = objective.value(reference), objective.value(candidate)
     if before is None or after is None or not (0 < before < math.inf and 0 < after < math.inf):
         return None
