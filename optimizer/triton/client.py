@@ -99,6 +99,11 @@ class TritonClient:
     def server_version(self) -> str:
         return str(self._call("ServerMetadata", self._pb.ServerMetadataRequest()).version)
 
+    def server_identity(self) -> tuple[str, str]:
+        """The server's name (its ``--id``) and version."""
+        answer = self._call("ServerMetadata", self._pb.ServerMetadataRequest())
+        return str(answer.name), str(answer.version)
+
     def model_ready(self, name: str, version: str = "") -> bool:
         try:
             return bool(self._call("ModelReady", self._pb.ModelReadyRequest(name=name, version=version)).ready)

@@ -1,0 +1,133 @@
+"""The Python that runs Triton's python backend: which one, with what in it, and can the stub load it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from optimizer import processes
+from optimizer.errors import EnvironmentFailure
+
+# Runs in the interpreter that is asked about, so it must be plain and old-fashioned Python.
+_QUESTION = """
+import json, sys, sysconfig
+try:
+    from importlib import metadata
+except ImportError:
+    metadata = None
+def version(name):
+    try:
+        return metadata.version(name)
+    except Exception:
+        return ""
+print(json.dumps({
+    "executable": sys.executable, "prefix": sys.prefix, "base_prefix": sys.base_prefix,
+    "version": "%d.%d" % sys.version_info[:2], "full_version": "%d.%d.%d" % sys.version_info[:3],
+    "libdir": sysconfig.get_config_var("LIBDIR") or "", "library": sysconfig.get_config_var("INSTSONAME") or "",
+    "numpy": version("numpy"), "onnxruntime": version("onnxruntime") or version("onnxruntime-gpu"),
+    "tensorrt": version("tensorrt"),
+}))
+"""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    executable: Path
+    prefix: Path
+    base_prefix: Path
+    version: str
+    """Major and minor, as in the names of the stubs: ``3.11``."""
+    full_version: str
+    library: Path
+    """The shared ``libpython`` that the stub links against."""
+    packages: Mapping[str, str]
+    """Versions of numpy, onnxruntime, tensorrt where installed."""
+
+    @property
+    def virtual(self) -> bool:
+        return self.prefix != self.base_prefix
+
+
+@lru_cache(maxsize=8)
+def examine(python: str) -> Interpreter:
+    """Asks ``python`` about itself. Raises :class:`EnvironmentFailure`."""
+    try:
+        status, output = processes.run([python, "-c", _QUESTION], timeout_s=60.0)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise EnvironmentFailure(
+            f"cannot run the interpreter: {error}", where=python, remedy="name a Python executable that runs"
+        ) from None
+    try:
+        answer = json.loads(output.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        last = output.strip().splitlines()[-1:] or [f"exit status {status}"]
+        raise EnvironmentFailure(
+            f"this is not a working Python: {last[0]}", where=python, remedy="name a Python executable that runs"
+        ) from None
+    return Interpreter(
+        executable=Path(answer["executable"] or python),
+        prefix=Path(answer["prefix"]),
+        base_prefix=Path(answer["base_prefix"]),
+        version=answer["version"],
+        full_version=answer["full_version"],
+        library=find_library(answer["version"], [answer["libdir"], *_LIBRARY_DIRECTORIES], where=python),
+        packages={name: answer[name] for name in ("numpy", "onnxruntime", "tensorrt") if answer[name]},
+    )
+
+
+_LIBRARY_DIRECTORIES = ("/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib")
+
+
+def find_library(version: str, directories: list[str], *, where: str) -> Path:
+    """``libpythonX.Y.so.1.0``. Raises :class:`EnvironmentFailure` with how to get it."""
+    name = f"libpython{version}.so.1.0"
+    for directory in directories:
+        if directory and (Path(directory) / name).exists():
+            return Path(directory) / name
+    raise EnvironmentFailure(
+        f"{name} is missing: Triton's python backend needs a Python with a shared library",
+        where=where,
+        remedy=f"install it (Debian and Ubuntu: apt-get install libpython{version}; pyenv: "
+        "PYTHON_CONFIGURE_OPTS=--enable-shared pyenv install), or name another interpreter with a shared library",
+    )
+
+
+def environment(interpreter: Interpreter, private: Path, libraries: Path, base: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which the server starts its stubs; also makes ``bin`` and ``lib`` below ``private``.
+
+    A stub is an embedded interpreter: it looks for ``python3`` on PATH and takes prefix and site-packages from there.
+    A virtual environment always has a ``python3``. Elsewhere ``python3`` may be another version than the chosen one,
+    so a link of that name comes first.
+    """
+    (private / "bin").mkdir()
+    (private / "lib").mkdir()
+    (private / "tmp").mkdir()
+    (private / "lib" / interpreter.library.name).symlink_to(interpreter.library)
+    path = [str(interpreter.executable.parent), base.get("PATH", os.defpath)]
+    if interpreter.virtual:
+        path.insert(0, str(interpreter.prefix / "bin"))
+    else:
+        (private / "bin" / "python3").symlink_to(interpreter.executable)
+        path.insert(0, str(private / "bin"))
+    env = {key: value for key, value in base.items() if key not in _DROPPED}
+    return env | {
+        "PATH": os.pathsep.join(path),
+        "LD_LIBRARY_PATH": os.pathsep.join(
+            [str(private / "lib"), str(libraries), *filter(None, [base.get("LD_LIBRARY_PATH", "")])]
+        ),
+        "TMPDIR": str(private / "tmp"),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONUNBUFFERED": "1",
+        # Every instance is a process: pools of NumPy's BLAS, one thread a core each, would only disturb.
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+    }
+
+
+_DROPPED = frozenset({"PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONWARNINGS", "VIRTUAL_ENV", "LD_PRELOAD"})

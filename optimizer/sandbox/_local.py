@@ -1,0 +1,354 @@
+"""A sandbox whose server is a process of this machine: what the launchers ``embedded`` and ``process`` share."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from optimizer import processes
+from optimizer.errors import EnvironmentFailure, InputError
+from optimizer.records.deployment import Deployment, LoadFailure, ServerInfo
+from optimizer.sandbox import _memory, _messages, _repository
+from optimizer.sandbox._base import SandboxOptions
+from optimizer.triton.client import TritonClient, TritonError
+
+START_ATTEMPTS = 4
+UNLOAD_TIMEOUT_S = 20.0
+# Nothing of a sandbox is worth a graceful end, which takes a second for every instance.
+GRACE_S = 0.5
+
+
+@dataclass(frozen=True)
+class ServerCommand:
+    """How to start a server in a private directory that exists already."""
+
+    executable: Path
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    launcher: str
+    python_backends: tuple[str, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+class PrivateDirectory:
+    """``<workdir>/sandbox-<token>``; the token also names the server and its shared memory."""
+
+    def __init__(self, workdir: Path) -> None:
+        if not workdir.is_dir():
+            raise InputError("not a directory", where=workdir, field="workdir", remedy="name an existing directory")
+        self.token = f"{os.getpid()}-{secrets.token_hex(4)}"
+        # Triton, its stubs and their links need absolute paths.
+        self.path = workdir.resolve() / f"sandbox-{self.token}"
+        self.path.mkdir()
+        (self.path / "models").mkdir()
+
+    @property
+    def shared_memory_prefix(self) -> str:
+        return f"triton-optimizer-{self.token}-"
+
+    def remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def free_ports(count: int) -> list[int]:
+    """Distinct loopback ports that were free a moment ago."""
+    with contextlib.ExitStack() as stack:
+        ports = []
+        for _ in range(count):
+            probe = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            probe.bind(("127.0.0.1", 0))
+            ports.append(int(probe.getsockname()[1]))
+        return ports
+
+
+def server_arguments(private: PrivateDirectory, ports: Sequence[int], python_backends: Sequence[str] = ()) -> list[str]:
+    """Everything that makes a server a sandbox; the launcher adds where its backends are."""
+    http, grpc, metrics = ports
+    return [
+        f"--id={private.token}",
+        f"--model-repository={private.path / 'models'}",
+        "--model-control-mode=explicit",
+        "--disable-auto-complete-config",
+        "--allow-http=true",
+        "--http-address=127.0.0.1",
+        f"--http-port={http}",
+        "--allow-grpc=true",
+        "--grpc-address=127.0.0.1",
+        f"--grpc-port={grpc}",
+        "--allow-metrics=true",
+        "--metrics-address=127.0.0.1",
+        f"--metrics-port={metrics}",
+        "--exit-timeout-secs=1",
+        "--log-verbose=0",
+        # A python-based backend reads the settings under its own name, not those of "python".
+        *(
+            f"--backend-config={name},shm-region-prefix-name={private.shared_memory_prefix}"
+            for name in ("python", *python_backends)
+        ),
+    ]
+
+
+def start(private: PrivateDirectory, options: SandboxOptions, command: Callable[[], ServerCommand]) -> LocalSandbox:
+    """Starts the server; new ports and another try when one was taken in between.
+
+    Removes the private directory when it fails. Raises :class:`EnvironmentFailure` with the server's root error line.
+    """
+    try:
+        made = command()
+        for attempt in range(START_ATTEMPTS):
+            sandbox = LocalSandbox(private, options, made, free_ports(3))
+            try:
+                sandbox.wait_ready()
+            except _PortTaken as taken:
+                sandbox.stop_server()
+                if attempt == START_ATTEMPTS - 1:
+                    raise EnvironmentFailure(
+                        f"no free port after {START_ATTEMPTS} attempts: {taken}", where=str(made.executable)
+                    ) from None
+            except BaseException:
+                sandbox.close()
+                raise
+            else:
+                return sandbox
+        raise AssertionError("unreachable")
+    except BaseException:
+        private.remove()
+        raise
+
+
+class _PortTaken(Exception):
+    pass
+
+
+class LocalSandbox:
+    """One server process below its guardian, its private repository, and a gRPC client."""
+
+    def __init__(
+        self, private: PrivateDirectory, options: SandboxOptions, command: ServerCommand, ports: Sequence[int]
+    ) -> None:
+        self._private = private
+        self._options = options
+        self._command = command
+        self._ports = ports
+        self._log_path = private.path / "server.log"
+        self._log_path.unlink(missing_ok=True)
+        self._closed_log: str | None = None
+        self._locks: dict[str, threading.Lock] = {}
+        self._locks_guard = threading.Lock()
+        self._client = TritonClient(f"127.0.0.1:{ports[1]}", timeout_s=30.0)
+        self._process = processes.start(
+            [command.executable, *command.arguments, *server_arguments(private, ports, command.python_backends)],
+            env=command.environment,
+            cwd=private.path,
+            log_path=self._log_path,
+            # The guardian removes these also when this process is killed: first the memory, then the directory.
+            remove=(f"/dev/shm/{private.shared_memory_prefix}*", private.path),
+            grace_s=GRACE_S,
+            memory_limit_bytes=options.memory_limit_bytes,
+        )
+        self._version = ""
+
+    # Start
+
+    def wait_ready(self) -> None:
+        deadline = time.monotonic() + self._options.ready_timeout_s
+        while True:
+            if self._process.poll() is not None:
+                raise self._start_failure(f"the server ended with status {self._process.poll()}")
+            if self._client.server_ready():
+                break
+            if time.monotonic() > deadline:
+                raise self._start_failure(f"the server was not ready after {self._options.ready_timeout_s:g} s")
+            time.sleep(0.03)
+        identity, self._version = self._client.server_identity()
+        if identity != self._private.token:
+            raise _PortTaken(f"port {self._ports[1]} is served by {identity!r}")
+
+    def _start_failure(self, what: str) -> Exception:
+        log = self._read_log()
+        if re.search(r"ddress already in use|[Ff]ailed to (start|bind).*port|Socket '.*' already in use", log):
+            return _PortTaken(_messages.root_error(_messages.error_lines(log)) or "address already in use")
+        cause = _messages.root_error(_messages.error_lines(log))
+        if not cause:
+            lines = [line.strip() for line in log.splitlines() if line.strip()]
+            cause = lines[-1] if lines else "it wrote no log"
+        remedy = None
+        if "cannot open shared object" in cause:
+            remedy = "install the missing library, or repair the installation of the server"
+        elif "not ready after" in what:
+            remedy = "raise the sandbox's ready timeout, or look for what keeps this machine busy"
+        return EnvironmentFailure(f"{what}: {cause}", where=str(self._command.executable), remedy=remedy)
+
+    # Sandbox
+
+    @property
+    def info(self) -> ServerInfo:
+        http, grpc, metrics = self._ports
+        return ServerInfo(
+            launcher=self._command.launcher,
+            grpc_url=f"127.0.0.1:{grpc}",
+            http_url=f"127.0.0.1:{http}",
+            metrics_url=f"127.0.0.1:{metrics}",
+            version=self._version,
+            pid=self._process.pid,
+            python_backends=self._command.python_backends,
+            facts={"triton": self._version, **self._command.facts},
+        )
+
+    @property
+    def directory(self) -> Path:
+        """The private directory; everything in it goes when the sandbox closes."""
+        return self._private.path
+
+    def load(self, deployment: Deployment) -> LoadFailure | None:
+        with self._lock(deployment.name):
+            self._require_alive()
+            log_start = self._log_path.stat().st_size
+            try:
+                self._unload(deployment.name)
+                _repository.write(self._private.path / "models", deployment)
+            except InputError as error:
+                return LoadFailure(deployment.name, "invalid_config", error.message)
+            try:
+                self._client.load(deployment.name, timeout_s=self._options.load_timeout_s)
+            except TritonError as error:
+                failure = self._load_failure(deployment.name, error, log_start)
+            else:
+                waiting = [
+                    f"version {row[1]} is {row[2]}: {row[3]}"
+                    for row in self._client.repository_index()
+                    if row[0] == deployment.name and row[2] != "READY"
+                ]
+                if not waiting:
+                    return None
+                failure = LoadFailure(deployment.name, "model_error", "; ".join(waiting))
+            with contextlib.suppress(TritonError, EnvironmentFailure):
+                self._unload(deployment.name)
+            return failure
+
+    def unload(self, name: str) -> None:
+        with self._lock(name):
+            self._require_alive()
+            self._unload(name)
+
+    def alive(self) -> bool:
+        return self._process.poll() is None and self._client.server_live()
+
+    def memory_bytes(self) -> int | None:
+        pid = self._process.pid
+        return _memory.tree_bytes(pid) if pid is not None else None
+
+    def log_tail(self, lines: int = 40) -> str:
+        if self._closed_log is not None:
+            return "\n".join(self._closed_log.splitlines()[-lines:])
+        return self._process.log_tail(lines)
+
+    def close(self) -> None:
+        if self._closed_log is None:
+            self._closed_log = self._process.log_tail(200)
+            self.stop_server()
+            self._private.remove()
+
+    def stop_server(self) -> None:
+        self._client.close()
+        self._process.stop()
+
+    def __enter__(self) -> LocalSandbox:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Inside
+
+    def _lock(self, name: str) -> threading.Lock:
+        with self._locks_guard:
+            return self._locks.setdefault(name, threading.Lock())
+
+    def _require_alive(self) -> None:
+        if self._closed_log is not None:
+            raise EnvironmentFailure("this sandbox is closed", where=self.info.grpc_url)
+        status = self._process.poll()
+        if status is not None:
+            raise EnvironmentFailure(
+                f"the sandbox's server is gone (exit status {status}): {self._last_words()}",
+                where=str(self._command.executable),
+                remedy="start a new sandbox",
+            )
+
+    def _unload(self, name: str) -> None:
+        directory = self._private.path / "models" / name
+        if not directory.exists() and not any(row[0] == name for row in self._client.repository_index()):
+            return
+        try:
+            self._client.unload(name, timeout_s=UNLOAD_TIMEOUT_S)
+        except TritonError as error:
+            self._require_alive()
+            if error.status == "DEADLINE_EXCEEDED":
+                # A stub that hangs holds its model for ever; without it the server lets go.
+                self._end_stubs(name)
+                try:
+                    self._client.unload(name, timeout_s=UNLOAD_TIMEOUT_S)
+                except TritonError as again:
+                    self._require_alive()
+                    raise EnvironmentFailure(
+                        f"model {name} does not unload: {again.problem}", remedy="start a new sandbox"
+                    ) from None
+        _repository.remove(directory)
+
+    def _end_stubs(self, name: str) -> None:
+        pid = self._process.pid
+        if pid is not None:
+            _memory.kill_stubs(pid, name)
+
+    def _load_failure(self, name: str, error: TritonError, log_start: int) -> LoadFailure:
+        # A server that was killed closes the connection a moment before its exit status can be read.
+        if error.status == "UNAVAILABLE":
+            with contextlib.suppress(Exception):
+                self._process.wait(2.0)
+        excerpt = self._read_log(log_start)
+        if self._process.poll() is not None:
+            return LoadFailure(name, "server_died", self._last_words(excerpt), tail(excerpt))
+        if error.status == "DEADLINE_EXCEEDED":
+            self._end_stubs(name)
+            return LoadFailure(
+                name,
+                "timeout",
+                f"not loaded after {self._options.load_timeout_s:g} s",
+                tail(excerpt),
+            )
+        reasons: list[str] = []
+        with contextlib.suppress(TritonError):
+            reasons = [row[3] for row in self._client.repository_index() if row[0] == name and row[2] != "READY"]
+        logged = _messages.error_lines(excerpt)
+        about = [line for line in logged if f"'{name}'" in line]
+        message = _messages.root_error([*reasons, *about, error.problem, *logged])
+        return LoadFailure(name, _messages.classify(message), message, tail(excerpt))
+
+    def _read_log(self, start: int = 0) -> str:
+        try:
+            with self._log_path.open("rb") as file:
+                file.seek(start)
+                return file.read(1 << 20).decode(errors="replace")
+        except OSError:
+            return ""
+
+    def _last_words(self, log: str | None = None) -> str:
+        text = log if log is not None else self._process.log_tail(60)
+        return _messages.root_error(reversed(_messages.error_lines(text))) or "it left no message"
+
+
+def tail(text: str, lines: int = 40) -> str:
+    return "\n".join(text.splitlines()[-lines:])
