@@ -1,0 +1,229 @@
+"""Puts load on a Triton server from several processes and measures what comes back.
+
+The processes are started once and used for many windows and models: they hold the samples as serialized requests
+without a model name, and the name's bytes are put in front (protobuf fields concatenate).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import selectors
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from optimizer.errors import InputError
+from optimizer.load.estimators import summarize
+from optimizer.load.loop import Plan, Report
+from optimizer.load.request_log import Column, RequestLog, load_request_log, merge_reports
+from optimizer.load.schedule import arrival_times, read_trace, sample_order
+from optimizer.load.worker import Prepare, Run
+from optimizer.load.worker_process import WorkerProcess
+from optimizer.records.measurement import Arrival, Measurement, Workload
+from optimizer.records.samples import Sample
+from optimizer.triton.client import Statistics, TritonClient, TritonError, build_request
+
+LEAD_S = 0.05
+"""From the command to the first request: every process has read its plan by then."""
+START_TIMEOUT_S = 30.0
+REPORT_TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True)
+class Window:
+    """One window's Measurement, and what goes beyond it."""
+
+    measurement: Measurement
+    responses: tuple[tuple[int, bytes], ...]
+    """(sample index, serialized ModelInferResponse) of randomly chosen requests under load."""
+    records_path: Path
+    aborted: str = ""
+    """``code: text`` when the window ended early: ``server_gone``, ``nothing_succeeds``."""
+
+    def records(self) -> RequestLog:
+        return load_request_log(self.records_path)
+
+
+class LoadGenerator:
+    """A context manager. ``grpc_url`` is ``host:port``; ``directory`` receives the request logs.
+
+    ``processes`` is the number of load processes; by default a quarter of the cores, at least 1 and at most 4.
+    Raises :class:`EnvironmentFailure` when a load process cannot start or dies. A failing server is never an
+    exception: it is a Window with ``usable=False`` and typed failures.
+    """
+
+    def __init__(self, grpc_url: str, *, processes: int | None = None, directory: Path) -> None:
+        self.grpc_url = grpc_url
+        self.directory = directory
+        self.processes = processes or max(1, min(4, (os.cpu_count() or 1) // 4))
+        self._workers: list[WorkerProcess] = []
+        self._rows: Column = np.empty(0, np.int64)
+        self._sample_ids: tuple[str, ...] = ()
+        self._numbers = itertools.count(1)
+
+    def __enter__(self) -> LoadGenerator:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            for number in range(self.processes):
+                self._workers.append(WorkerProcess(self.directory / f"load-process-{number}.log"))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.stop()
+        self._workers.clear()
+
+    def prepare(self, samples: Sequence[Sample], datatypes: Mapping[str, str]) -> None:
+        """Sends the samples to the processes. ``datatypes`` maps input name to Triton data type."""
+        if not samples:
+            raise InputError("no samples to send", field="samples", remedy="give at least one sample")
+        self._rows = np.array([sample.batch for sample in samples], dtype=np.int64)
+        self._sample_ids = tuple(sample.id for sample in samples)
+        bodies = tuple(build_request("", sample.inputs, datatypes) for sample in samples)
+        self._ask([Prepare(self.grpc_url, bodies)] * len(self._workers), START_TIMEOUT_S)
+
+    def run(
+        self,
+        model: str,
+        workload: Workload,
+        *,
+        candidate_id: str,
+        keep_responses: int = 0,
+        sample_weights: Sequence[float] | None = None,
+        warmup_s: float = 0.2,
+        drain_s: float = 10.0,
+    ) -> Window:
+        """One window. The load runs for ``warmup_s`` before it; answers still out at its end are awaited for at most
+        ``drain_s``, so that the next window meets an empty server.
+        """
+        if not len(self._rows):
+            raise InputError("nothing prepared", field="samples", remedy="call prepare() before run()")
+        start_ns = time.monotonic_ns() + round((LEAD_S + warmup_s) * 1e9)
+        plans, duration_ns = self._plans(workload, start_ns, warmup_s, drain_s, keep_responses, sample_weights)
+        started_at = time.time() + LEAD_S + warmup_s
+        for worker, plan in zip(self._workers, plans, strict=True):
+            worker.write(Run(model, plan))
+        with TritonClient(self.grpc_url, timeout_s=2.0) as client:
+            _sleep_until(start_ns)
+            before = _statistics(client, model)
+            self._wait_for_reports(plans, start_ns + duration_ns)
+            after = _statistics(client, model)
+        deadline = time.monotonic() + max(0.0, (plans[0].drain_end_ns - time.monotonic_ns()) / 1e9) + REPORT_TIMEOUT_S
+        reports = [worker.read(deadline, Report) for worker in self._workers]
+        log = merge_reports(reports, window_start_ns=start_ns, duration_ns=duration_ns)
+        path = self.directory / f"{candidate_id}-{next(self._numbers):05d}.npz"
+        log.save(path)
+        summary = summarize(
+            log, self._rows, open_loop=plans[0].open_loop, unsent=sum(report.unsent for report in reports)
+        )
+        aborted = next((report.aborted for report in reports if report.aborted), "")
+        measurement = Measurement(
+            candidate_id=candidate_id,
+            workload=workload,
+            started_at=started_at,
+            duration_s=duration_ns / 1e9,
+            requests=summary.requests,
+            inferences=summary.inferences,
+            failures=summary.failures,
+            throughput=summary.throughput,
+            latency_mean_us=summary.latency_mean_us,
+            percentiles_us=summary.percentiles_us,
+            server=after.since(before) if before is not None and after is not None else None,
+            warnings=(aborted,) if aborted else (),
+            usable=not aborted and summary.requests > 0,
+            raw_file=path.name,
+        )
+        responses = [answer for report in reports for answer in report.responses]
+        if len(responses) > keep_responses:
+            # Every process kept its share, rounded up.
+            random.Random(workload.seed).shuffle(responses)
+        return Window(measurement, tuple(responses[:keep_responses]), path, aborted)
+
+    def _plans(
+        self,
+        workload: Workload,
+        start_ns: int,
+        warmup_s: float,
+        drain_s: float,
+        keep_responses: int,
+        weights: Sequence[float] | None,
+    ) -> tuple[list[Plan], int]:
+        count, samples = len(self._workers), len(self._rows)
+        due: Column = np.empty(0, np.int64)
+        if workload.arrival is Arrival.CLOSED_LOOP:
+            if workload.concurrency < 1:
+                raise InputError(
+                    f"a closed loop needs a concurrency of at least 1, not {workload.concurrency}",
+                    field="concurrency",
+                    remedy="give the number of requests to keep in flight",
+                )
+            order = sample_order(samples, workload.seed, weights=weights)
+        elif workload.arrival is Arrival.TRACE:
+            if workload.trace is None:
+                raise InputError("a trace needs a file", field="trace", remedy="name the trace file")
+            due, order = read_trace(Path(workload.trace), self._sample_ids)
+            start_ns -= round(warmup_s * 1e9)
+            warmup_s = 0.0
+        else:
+            due = arrival_times(workload, lead_s=warmup_s)
+            order = sample_order(samples, workload.seed, length=len(due), weights=weights)
+        duration_ns = round(workload.duration_s * 1e9)
+        plans = []
+        for number in range(count):
+            closed = workload.arrival is Arrival.CLOSED_LOOP
+            slots = workload.concurrency // count + (number < workload.concurrency % count) if closed else 0
+            plans.append(
+                Plan(
+                    begin_ns=start_ns - round(warmup_s * 1e9),
+                    window_start_ns=start_ns,
+                    window_end_ns=start_ns + duration_ns,
+                    drain_end_ns=start_ns + duration_ns + round(drain_s * 1e9),
+                    slots=slots,
+                    # Every process starts elsewhere in the round, so that equal inputs meet as late as possible.
+                    order=np.roll(order, -(number * len(order) // count)).tolist() if closed else (),
+                    intended_ns=(due[number::count] + start_ns).tolist(),
+                    samples=() if closed else order[number::count].tolist(),
+                    keep_responses=-(-keep_responses // count),
+                    seed=workload.seed * 1000 + number,
+                )
+            )
+        return plans, duration_ns
+
+    def _wait_for_reports(self, plans: Sequence[Plan], end_ns: int) -> None:
+        """Until the window's end, or until a process reports early (its server has gone)."""
+        with selectors.DefaultSelector() as selector:
+            for worker, plan in zip(self._workers, plans, strict=True):
+                if plan.slots or plan.intended_ns:
+                    selector.register(worker.descriptor, selectors.EVENT_READ)
+            selector.select(max(0.0, (end_ns - time.monotonic_ns()) / 1e9))
+
+    def _ask(self, commands: Sequence[object], timeout_s: float) -> None:
+        for worker, command in zip(self._workers, commands, strict=True):
+            worker.write(command)
+        deadline = time.monotonic() + timeout_s
+        for worker in self._workers:
+            worker.read(deadline, str)
+
+
+def _sleep_until(moment_ns: int) -> None:
+    delay_s = (moment_ns - time.monotonic_ns()) / 1e9
+    if delay_s > 0:
+        time.sleep(delay_s)
+
+
+def _statistics(client: TritonClient, model: str) -> Statistics | None:
+    try:
+        return client.statistics(model)
+    except TritonError:
+        return None
