@@ -296,9 +296,9 @@ def _sentence(
     if winner is not None:
         lower, _ = bounds(winner.summary, alpha)
         text = (
-            f"{winner.finalist.label} replaces {against}: {context.objective} {_percent(winner.summary.mean)}, at least "
-            f"{_percent(lower)} with {settings.confidence:.0%} confidence over {_count(finalists, 'finalist')} "
-            f"({winner.summary.n} fresh pairs)"
+            f"{winner.finalist.label} replaces {against}: {context.objective} better by "
+            f"{_percent(winner.summary.mean)}, by at least {_percent(lower)} with {settings.confidence:.0%} confidence over "
+            f"{_count(finalists, 'finalist')} ({winner.summary.n} fresh pairs)"
         )
         over_default = winner.finalist.gain_over_default
         if over_default is not None and context.default_id not in (reference, winner.finalist.candidate_id):

@@ -15,7 +15,13 @@ from optimizer.records.route import Candidate, Route
 
 
 class BudgetSpent(Exception):
-    """Raised by the laboratory between two trials; a strategy lets it pass, and the study decides with what it has."""
+    """Raised by the laboratory between two trials; a strategy lets it pass, and the study decides with what it has:
+    the strategy's ``standings``."""
+
+
+class BuildsSpent(BudgetSpent):
+    """No engine may be built any more. Raised by ``screen`` alone; a strategy goes on with candidates whose engine is
+    there already."""
 
 
 class Laboratory(Protocol):
@@ -27,7 +33,7 @@ class Laboratory(Protocol):
 
     @property
     def noise(self) -> float:
-        """Standard deviation of ln ratio over the A/A pairs of the reference."""
+        """Standard deviation of ln ratio over the A/A pairs of the reference; NaN where it was not measured."""
 
     def candidate(self, route: Route) -> Candidate: ...
 
@@ -35,7 +41,8 @@ class Laboratory(Protocol):
         """Builds, loads, validates on the ``tune`` set, checks constraints. ``None``: it may compete."""
 
     def pair(self, candidate: Candidate, index: int, purpose: str = "race") -> Pair | Rejection:
-        """One paired comparison with the reference."""
+        """One paired comparison with the reference. An unusable pair is not repeated under its index: whoever asks
+        goes on with the next one."""
 
 
 @dataclass(frozen=True)
@@ -51,5 +58,13 @@ class Standing:
 class Strategy(Protocol):
     name: str
 
+    @property
+    def standings(self) -> Sequence[Standing]:
+        """The best so far, best first, at any moment: also after :meth:`search` was left by an exception."""
+
     def search(self, laboratory: Laboratory) -> Sequence[Standing]:
-        """Standings of the candidates that survived, best first. The default route is tried whatever the space."""
+        """Standings of the candidates that survived, best first; what failed a screen or a pair is not among them.
+
+        The default route is tried whatever the space. Where the reference is an engine family's default route, it
+        stands with score 0 and no pairs: it may be the best answer to give instead of as-found.
+        """

@@ -1,0 +1,151 @@
+"""The default strategy: screens first, then successive halving on paired log ratios.
+
+Everyone gets a pair or two, the better third goes on and gets more, until a handful is left; whoever is clearly beaten
+drops out at once. Racing decides who is a finalist and nothing else: the best of many noisy scores is too good by
+construction (of 200 equal routes at 1.5% noise it looks 4% better), so the study discards these pairs and measures its
+finalists afresh.
+
+Successive halving: Karnin, Koren & Somekh, "Almost Optimal Exploration in Multi-Armed Bandits", ICML 2013.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from optimizer.records.route import Route
+from optimizer.search._base import Laboratory, Standing
+from optimizer.search.board import TYPICAL_NOISE, Board, Entry
+
+
+@dataclass(frozen=True)
+class RaceSettings:
+    """The shape of a race; the defaults are what ``benchmarks/search_simulation.py`` was run with."""
+
+    finalists: int = 3
+    shrink: int = 3
+    """One in ``shrink`` goes on to the next round."""
+    last_round: int = 8
+    """Candidates from which no further round is made."""
+    pairs_from_last: tuple[int, ...] = (4, 2, 1)
+    """Pairs a candidate gets at :data:`TYPICAL_NOISE` in the last round, the one before, and all earlier ones."""
+    most_scaled: float = 4.0
+    """Noise multiplies the pairs by (noise / typical)², by no more than this."""
+    deviations: float = 3.0
+    """Standard errors behind the last of the finalists' places at which a candidate is clearly beaten."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """``candidates`` are measured with ``pairs`` pairs each, added to what they have."""
+
+    candidates: int
+    pairs: int
+
+
+def schedule(
+    candidates: int, noise: float, settings: RaceSettings | None = None, max_pairs: int | None = None
+) -> tuple[Round, ...]:
+    """Rounds for that many candidates. 200 at 1.5% noise: 200×1, 67×1, 23×2, 8×4.
+
+    ``max_pairs`` bounds their sum: pairs are taken away evenly, down to one a candidate and round; after that rounds
+    shrink faster, and at last only the first round with one pair each is left, whatever it costs.
+    """
+    settings = settings or RaceSettings()
+    noise = noise if math.isfinite(noise) else TYPICAL_NOISE
+    scale = min(settings.most_scaled, (noise / TYPICAL_NOISE) ** 2)
+    rounds = _rounds(candidates, scale, settings.shrink, settings)
+    if max_pairs is None:
+        return rounds
+    while _cost(rounds) > max_pairs and any(each.pairs > 1 for each in rounds):
+        scale *= 0.8
+        rounds = _rounds(candidates, scale, settings.shrink, settings)
+    shrink = settings.shrink
+    while _cost(rounds) > max_pairs and len(rounds) > 1:
+        shrink *= 2
+        rounds = _rounds(candidates, 0.0, shrink, settings)
+        if shrink > candidates:
+            return rounds[:1]
+    return rounds
+
+
+def _rounds(candidates: int, scale: float, shrink: int, settings: RaceSettings) -> tuple[Round, ...]:
+    sizes = [candidates]
+    while sizes[-1] > max(settings.last_round, settings.finalists):
+        sizes.append(max(settings.finalists, math.ceil(sizes[-1] / shrink)))
+    weights = settings.pairs_from_last
+    rounds = []
+    for place, size in enumerate(reversed(sizes)):
+        rounds.append(Round(size, max(1, round(scale * weights[min(place, len(weights) - 1)]))))
+    return tuple(reversed(rounds))
+
+
+def _cost(rounds: Sequence[Round]) -> int:
+    return sum(each.candidates * each.pairs for each in rounds)
+
+
+class Race:
+    """``routes`` is the space; ``hints`` are routes of an earlier study, best first."""
+
+    name = "race"
+
+    def __init__(
+        self,
+        routes: Iterable[Route],
+        settings: RaceSettings | None = None,
+        *,
+        hints: Sequence[Route] = (),
+        max_pairs: int | None = None,
+    ) -> None:
+        self._routes = routes
+        self._settings = settings or RaceSettings()
+        self._hints = hints
+        self._max_pairs = max_pairs
+        self._board: Board | None = None
+
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        return self._board.standings if self._board else ()
+
+    def search(self, laboratory: Laboratory) -> tuple[Standing, ...]:
+        board = self._board = Board(laboratory)
+        entries = board.enter_all(self._routes, self._hints)
+        race(board, entries, self._settings, self._max_pairs)
+        return board.standings
+
+
+def race(board: Board, entries: Sequence[Entry], settings: RaceSettings, max_pairs: int | None = None) -> None:
+    """Races ``entries`` on the board. Other strategies end with it, to sort out their best."""
+    racing = [entry for entry in entries if not entry.is_reference]
+    for position, round_ in enumerate(schedule(len(racing), board.noise, settings, max_pairs)):
+        if position:
+            racing = _survivors(racing, round_.candidates)
+            if len(racing) <= settings.finalists and position > 1:
+                # Nobody can lose a place any more, and confirmation measures afresh.
+                return
+        _run_round(board, racing, round_.pairs, settings)
+
+
+def _survivors(racing: Sequence[Entry], places: int) -> list[Entry]:
+    """The best, best first: their scores set the bar that later ones in the round have to reach."""
+    standing = [entry for entry in racing if entry.standing]
+    standing.sort(key=lambda entry: -entry.score)
+    survivors = standing[:places]
+    for entry in survivors:
+        entry.rank += 1
+    return survivors
+
+
+def _run_round(board: Board, racing: Sequence[Entry], pairs: int, settings: RaceSettings) -> None:
+    done: list[Entry] = []
+
+    def hopeless(entry: Entry) -> bool:
+        if len(done) < settings.finalists:
+            return False
+        bar = sorted(done, key=lambda other: -other.score)[settings.finalists - 1]
+        return board.clearly_beaten(entry, bar, settings.deviations)
+
+    for entry in racing:
+        if board.try_out(entry, pairs, hopeless):
+            done.append(entry)
