@@ -20,7 +20,12 @@ class Tolerance:
 
     @property
     def text(self) -> str:
-        return f"{self.output}:{self.metric}<={self.threshold:g}"
+        """As a user may write it; reading it gives an equal record."""
+        options = ",".join(
+            f"{name}={value:.12g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in sorted(self.options.items())
+        )
+        return f"{self.output}:{self.metric}" + (f"({options})" if options else "") + f"<={self.threshold!r}"
 
 
 @dataclass(frozen=True)
@@ -36,7 +41,13 @@ class OutputParity:
     passed: bool
     worst_sample: str | None = None
     bound: float | None = None
-    """One-sided 95% bound on the true loss, for metrics that count agreements."""
+    """One-sided bound on the true loss (95%, or ``confidence``), for metrics that count agreements of rows."""
+    confidence: float | None = None
+    """Where the tolerance asks for the bound, and not only the observed loss, to be within the threshold."""
+    misses: int | None = None
+    """Disagreements, for counting metrics."""
+    units: int | None = None
+    """What ``misses`` are counted among (rows or positions); for other metrics the number of answers."""
 
 
 @dataclass(frozen=True)
@@ -65,9 +76,21 @@ class Parity:
         if self.defects:
             return self.defects[0]
         for output in self.outputs:
-            if not output.passed:
-                return (
-                    f"output {output.output}: {output.metric} loss {output.loss:.6g} exceeds {output.threshold:g}"
-                    + (f" (worst sample {output.worst_sample})" if output.worst_sample else "")
-                )
+            if not output.passed and output.threshold is not None:
+                return _why(output, output.threshold)
         return ""
+
+
+def _why(output: OutputParity, threshold: float) -> str:
+    where = f"output {output.output}: {output.metric}"
+    if not output.units:
+        return f"{where} has no sample to stand on"
+    counted = f" ({output.misses} of {output.units})" if output.misses is not None else ""
+    if output.loss <= threshold and output.bound is not None:
+        return (
+            f"{where} loss {output.loss:.6g}{counted} supports no better than {output.bound:.6g} "
+            f"at {output.confidence or 0.95:.4g} confidence, {threshold:.6g} is asked for"
+        )
+    return f"{where} loss {output.loss:.6g}{counted} exceeds {threshold:.6g}" + (
+        f" (worst: {output.worst_sample})" if output.worst_sample else ""
+    )

@@ -1,0 +1,1 @@
+"""What a user can run to see the optimizer at work."""
