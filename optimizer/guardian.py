@@ -2,10 +2,11 @@
 
     python -I -S guardian.py CONTROL_FD GRACE_S [--remove PATH]... -- COMMAND...
 
-The owner holds the write end of a pipe whose read end is CONTROL_FD. When that end closes, for whatever reason
-(``stop()``, exit, SIGKILL), the guardian ends the command: SIGTERM, GRACE_S seconds, SIGKILL, then every descendant,
-also those that left the process group: the guardian is their subreaper, so orphans come back to it. Last it removes
-the given paths (private directories, shared-memory files). Its exit status is the command's, or 128 + signal.
+The owner holds the write end of a pipe whose read end is CONTROL_FD. When a byte comes (``stop()``) or that end closes
+for whatever reason (exit, SIGKILL), the guardian ends the command: SIGTERM, GRACE_S seconds, SIGKILL, then every
+descendant, also those that left the process group: the guardian is their subreaper, so orphans come back to it. Last it
+removes the given paths (private directories, shared-memory files). Its exit status is the command's, or 128 + signal.
+Should the guardian itself be killed, the kernel kills the command with it.
 
 Only the standard library, no site: it starts in tens of milliseconds, and a broken environment cannot stop it.
 """
@@ -20,7 +21,12 @@ import subprocess
 import sys
 import time
 
+PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+# A process in uninterruptible sleep (a driver that hangs) does not die of SIGKILL: do not wait for it for ever.
+LAST_WAIT_S = 20.0
+
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 def children(pid: int) -> list[int]:
@@ -36,7 +42,8 @@ def children(pid: int) -> list[int]:
 
 def end_descendants() -> None:
     """Kills until there is none left. A process may fork while it is being killed, hence the loop."""
-    while True:
+    deadline = time.monotonic() + LAST_WAIT_S
+    while time.monotonic() < deadline:
         offspring = children(os.getpid())
         if not offspring:
             return
@@ -53,8 +60,18 @@ def end_descendants() -> None:
         time.sleep(0.01)
 
 
+def reap_adopted(child: int) -> None:
+    """Orphans that came to the guardian and ended; never the command itself, whose status is still wanted."""
+    try:
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid != child:
+            os.waitpid(ended.si_pid, 0)
+    except ChildProcessError:
+        return
+
+
 def remove(path: str) -> None:
-    for match in glob.glob(path):
+    # A path that exists is meant as it is, whatever brackets are in it.
+    for match in [path] if os.path.lexists(path) else glob.glob(path):
         if os.path.isdir(match) and not os.path.islink(match):
             shutil.rmtree(match, ignore_errors=True)
         else:
@@ -69,7 +86,7 @@ def main(arguments: list[str]) -> int:
     options, command = arguments[:split], arguments[split + 1 :]
     control, grace_s = int(options[0]), float(options[1])
     paths = [value for flag, value in zip(options[2::2], options[3::2], strict=True) if flag == "--remove"]
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     # Ctrl-C in a terminal reaches the whole foreground group: the owner decides what it means, not the guardian.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -79,7 +96,7 @@ def main(arguments: list[str]) -> int:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     try:
         child = subprocess.Popen(
-            command, start_new_session=True, close_fds=True, restore_signals=True, preexec_fn=unignore
+            command, start_new_session=True, close_fds=True, restore_signals=True, preexec_fn=in_command
         )
     except OSError as error:
         print(f"guardian: cannot start {command[0]}: {error.strerror}", file=sys.stderr)
@@ -90,20 +107,26 @@ def main(arguments: list[str]) -> int:
         if wake_read in ready:
             os.read(wake_read, 4096)
             status = child.poll()
+            reap_adopted(child.pid)
         if control in ready and status is None:
             child.send_signal(signal.SIGTERM)
             try:
                 status = child.wait(timeout=grace_s)
             except subprocess.TimeoutExpired:
                 child.kill()
-                status = child.wait()
+                try:
+                    status = child.wait(timeout=LAST_WAIT_S)
+                except subprocess.TimeoutExpired:
+                    status = -signal.SIGKILL
     end_descendants()
     for path in paths:
         remove(path)
     return status if status >= 0 else 128 - status
 
 
-def unignore() -> None:
+def in_command() -> None:
+    """Between fork and exec."""
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, overload
 
 GUARDIAN = Path(__file__).with_name("guardian.py")
 
@@ -49,22 +49,25 @@ class GuardedProcess:
 
     def poll(self) -> int | None:
         """Exit status (128 + signal for a signal), or ``None`` while running."""
-        return self._process.poll()
+        return as_shell(self._process.poll())
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Raises ``subprocess.TimeoutExpired``."""
-        return self._process.wait(timeout_s)
+        return as_shell(self._process.wait(timeout_s))
 
     def stop(self) -> int:
         """Ends the command and all its descendants; returns the exit status."""
         if self._control is not None:
+            # The byte says it also where a forked child of the owner still holds the pipe open.
+            with contextlib.suppress(OSError):
+                os.write(self._control, b"x")
             os.close(self._control)
             self._control = None
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with contextlib.suppress(OSError):
                     pipe.close()
-        return self._process.wait()
+        return as_shell(self._process.wait())
 
     def log_tail(self, lines: int = 40) -> str:
         if self.log_path is None or not self.log_path.exists():
@@ -98,18 +101,18 @@ def start(
     address space of the command (RLIMIT_AS), not of the guardian. Raises ``OSError`` when the guardian itself cannot
     be started; a command that cannot be started exits with 127.
     """
-    read_end, write_end = os.pipe()
-    arguments: list[str] = [sys.executable, "-I", "-S", str(GUARDIAN), str(read_end), str(grace_s)]
-    for path in remove:
-        arguments += ["--remove", str(path)]
     inner = [str(word) for word in command]
     if memory_limit_bytes is not None:
         inner = [sys.executable, "-I", "-S", str(Path(__file__)), str(memory_limit_bytes), *inner]
-    arguments += ["--", *inner]
     with contextlib.ExitStack() as stack:
         log: IO[bytes] | int = subprocess.DEVNULL
         if log_path is not None:
             log = stack.enter_context(log_path.open("ab"))
+        read_end, write_end = os.pipe()
+        arguments: list[str] = [sys.executable, "-I", "-S", str(GUARDIAN), str(read_end), str(grace_s)]
+        for path in remove:
+            arguments += ["--remove", str(path)]
+        arguments += ["--", *inner]
         try:
             process = subprocess.Popen(
                 arguments,
@@ -127,6 +130,15 @@ def start(
         finally:
             os.close(read_end)
     return GuardedProcess(process, write_end, log_path)
+
+
+@overload
+def as_shell(status: int) -> int: ...
+@overload
+def as_shell(status: None) -> None: ...
+def as_shell(status: int | None) -> int | None:
+    """128 + signal, where the guardian itself was killed, as it says of the command."""
+    return 128 - status if status is not None and status < 0 else status
 
 
 def run(command: Sequence[str | Path], *, timeout_s: float, env: Mapping[str, str] | None = None) -> tuple[int, str]:
