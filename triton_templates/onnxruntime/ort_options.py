@@ -196,8 +196,10 @@ def deprecated_cuda_options(config):
     return options
 
 
-def session_options(options):
-    """``onnxruntime.SessionOptions``."""
+def session_options(options, model_directory="."):
+    """``onnxruntime.SessionOptions``; libraries of custom operators are found relative to ``model_directory``."""
+    from pathlib import Path
+
     import onnxruntime
 
     made = onnxruntime.SessionOptions()
@@ -212,7 +214,8 @@ def session_options(options):
     for key, value in options.session_entries.items():
         made.add_session_config_entry(key, value)
     for library in options.custom_op_libraries:
-        made.register_custom_ops_library(library)
+        inside = Path(model_directory) / library
+        made.register_custom_ops_library(str(inside if inside.exists() else library))
     return made
 
 
