@@ -38,7 +38,7 @@ def edit_config(text: str, target: ModelConfig, *, where: Path | str = "config.p
             return edited
         if wrong <= coarse:
             raise OptimizerError(
-                f"editing the config did not give the intended message: {', '.join(sorted(wrong)) or 'it does not parse'}",
+                f"editing the config did not give the intended message: {', '.join(sorted(wrong))}",
                 where=where,
                 remedy="this is a defect of triton-optimizer: report it with the config; nothing was changed",
             )

@@ -100,7 +100,7 @@ class MessageEditor:
         last = {key: index for index, key in enumerate(keys)}
         gone = {index for index, key in enumerate(keys) if key not in then}
         for key, index in last.items():
-            if key in then and not _same_map_value(descriptor, now, then, key):
+            if key in then and not _same_map_value(now, then, key):
                 value = elements[index][1]
                 assert isinstance(value, Block)
                 self._edit_block(value, _entry(descriptor, now, key), _entry(descriptor, then, key))
@@ -113,14 +113,11 @@ class MessageEditor:
             _copy_map_entry(descriptor, then, key, addition)
         kept = [index for index in range(len(elements)) if index not in gone]
         if kept and elements[kept[-1]][0].brackets is not None:
-            place, value = elements[kept[-1]]
-            texts = []
+            value = elements[kept[-1]][1]
             for key in new_keys:
                 single = type(target)()
                 _copy_map_entry(descriptor, then, key, single)
-                texts.append(single)
-            for single in texts:
-                self._insert_in_list(place, value, descriptor, single)
+                self._insert_in_list(value, descriptor, single)
         elif kept:
             self._add_after(block, elements[kept[-1]][0], [(descriptor, addition)])
         else:
@@ -171,7 +168,7 @@ class MessageEditor:
             place, value = elements[index - 1]
             if place.brackets is not None:
                 for single in singles:
-                    self._insert_in_list(place, value, descriptor, single)
+                    self._insert_in_list(value, descriptor, single)
             else:
                 self._add_after(block, place, [(descriptor, single) for single in singles])
             return
@@ -186,7 +183,7 @@ class MessageEditor:
                 written = self._field_text(descriptor, single, indent, multiline=own_line) + place.separator
                 self._insert(place.start, written + (f"{self._newline}{indent}" if own_line else " "))
 
-    def _insert_in_list(self, place: Field, value: Value, descriptor: Any, single: Any) -> None:
+    def _insert_in_list(self, value: Value, descriptor: Any, single: Any) -> None:
         """One new element behind ``value``, in the layout of the list."""
         if self._starts_line(value.start):
             indent = self._line_indent(value.start)
@@ -537,7 +534,7 @@ def _only_field(descriptor: Any, message: Any) -> Any:
     return alone
 
 
-def _same_map_value(descriptor: Any, now: Any, then: Any, key: Any) -> bool:
+def _same_map_value(now: Any, then: Any, key: Any) -> bool:
     return key in now and bool(now[key] == then[key])
 
 
@@ -553,7 +550,7 @@ def _entry(descriptor: Any, entries: Any, key: Any) -> Any:
     """One map entry as a message of its own, with ``key`` and ``value``."""
     from google.protobuf import message_factory
 
-    entry = message_factory.GetMessageClass(descriptor.message_type)()
+    entry: Any = message_factory.GetMessageClass(descriptor.message_type)()
     entry.key = key
     if descriptor.message_type.fields_by_name["value"].message_type is not None:
         entry.value.CopyFrom(entries[key])

@@ -98,8 +98,7 @@ def read_tree(text: str) -> Block:
     """The whole file as a block. Raises :class:`TreeError`."""
     tokens = list(tokenize(text))
     reader = _Reader(tokens, len(text))
-    block = Block(0, len(text), reader.fields(None), whole_file=True)
-    return block
+    return Block(0, len(text), reader.fields(None), whole_file=True)
 
 
 def tokenize(text: str) -> Iterator[Token]:
