@@ -1,0 +1,344 @@
+"""Serves TensorRT plans from Triton's python backend, under the unchanged native config.
+
+Every model instance is a process of its own, with one engine, one execution context and one stream. All requests of one
+``execute`` are copied once, into pinned memory, and run as one batch; responses are views on pinned memory, which
+Triton copies once, into the shared memory of its python backend.
+
+Parameters of the config, which the native backend ignores (each also an environment variable
+``TENSORRT_BACKEND_<NAME>``):
+
+``profile_phases``     time per phase, reported at unload (see ``trt_phases``)
+``int64_as_int32``     serve INT64 of the config with an engine that has INT32, as TensorRT before 10 makes it
+``fault_injection``    for tests: a request with the parameter ``inject_cuda_error`` ends the CUDA context
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorrt
+import triton_python_backend_utils as pb_utils
+import trt_settings
+from trt_device import OUT_OF_MEMORY, CudaError, Device
+from trt_dlpack import BFloat16, bits_of
+from trt_engine import Engine, EngineError, Log, allowed_text, check, fits, shape_text
+from trt_phases import Phases
+from trt_session import Session, ShapeError
+
+EXIT_AFTER_CUDA_ERROR = 70
+_INT32 = np.iinfo(np.int32)
+
+
+class TritonPythonModel:
+    """Triton makes one per instance, in a process of its own, and calls it from one thread."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        self._instance = args["model_instance_name"]
+        self._dead = ""
+        try:
+            self._settings = trt_settings.read(args["model_config"], self._instance)
+            self._open(args)
+        except (trt_settings.ConfigError, EngineError, CudaError) as error:
+            self._close()
+            raise pb_utils.TritonModelException(_explained(error)) from None
+
+    def _open(self, args: dict[str, str]) -> None:
+        settings = self._settings
+        if args["model_instance_kind"] not in ("GPU", "KIND_GPU"):
+            raise trt_settings.ConfigError(
+                f"instance group of kind {args['model_instance_kind']} of model '{settings.model}' is not supported "
+                "for TensorRT models: use KIND_GPU"
+            )
+        self._session: Session | None = None
+        device = Device(int(args["model_instance_device_id"]))
+        capability = device.compute_capability()
+        machine = (
+            f"TensorRT {tensorrt.__version__} on {device.name()}, compute {capability[0]}.{capability[1]}, "
+            f"GPU {device.index}"
+        )
+        plan = Path(args["model_repository"]) / args["model_version"] / settings.plan_for(capability)
+        engine = Engine(plan, Log(_report), machine)
+        self._converts = self._flag("int64_as_int32")
+        problem = check(settings, engine, self._converts)
+        if problem:
+            raise EngineError(problem)
+        self._engine = engine
+        self._batched = settings.max_batch_size > 0
+        self._one_by_one = not self._batched or any(tensor.on_host for tensor in engine.inputs)
+        configured = {entry.name: entry.datatype for entry in (*settings.inputs, *settings.outputs)}
+        self._input_names = tuple(tensor.name for tensor in engine.inputs)
+        self._output_names = tuple(tensor.name for tensor in engine.outputs)
+        self._on_host = {tensor.name: (tensor.on_host, len(tensor.shape)) for tensor in engine.inputs}
+        self._bf16 = frozenset(t.name for t in (*engine.inputs, *engine.outputs) if t.datatype == "BF16")
+        self._narrowed = frozenset(
+            t.name for t in (*engine.inputs, *engine.outputs) if configured[t.name] == "INT64" != t.datatype
+        )
+        self._plain_outputs = not (self._bf16 | self._narrowed).intersection(self._output_names)
+        self._plain_inputs = not (self._bf16 | self._narrowed).intersection(self._input_names) and not any(
+            tensor.on_host for tensor in engine.inputs
+        )
+        self._faults = self._flag("fault_injection")
+        where = os.environ.get("TENSORRT_BACKEND_PROFILE", "")
+        self._phases = Phases() if where or self._flag("profile_phases") else None
+        self._profile_to = where
+        self._session = Session(engine, device, settings.profiles, _report, self._phases)
+        self._session.preallocate([self._largest(tensor) for tensor in engine.inputs])
+        self._padded: dict[int, int] = {}
+        if settings.graphs:
+            self._capture_graphs()
+
+    def _flag(self, name: str) -> bool:
+        return self._settings.flag(name) or os.environ.get(f"TENSORRT_BACKEND_{name.upper()}", "") not in ("", "0")
+
+    def _largest(self, tensor: Any) -> tuple[int, ...]:
+        # The first profile in use: buffers grow when another one needs more.
+        shape = tensor.ranges[self._settings.profiles[0]][2]
+        if self._batched and not tensor.on_host:
+            return (min(shape[0], self._settings.max_batch_size), *shape[1:])
+        return shape
+
+    def _capture_graphs(self) -> None:
+        assert self._session is not None
+        done = []
+        for spec in self._settings.graph_specs:
+            shapes = []
+            for tensor in self._engine.inputs:
+                rest = spec.shapes.get(tensor.name, tensor.shape[1:] if self._batched else tensor.shape)
+                shapes.append((spec.batch_size, *rest) if self._batched else tuple(rest))
+            if any(size < 0 for shape in shapes for size in shape):
+                _report("no CUDA graph: free dimensions need a graph_spec with the input's dims", False)
+                continue
+            if self._session.capture(tuple(shapes)):
+                done.append(spec.batch_size)
+                if spec.lower_bound and self._batched and not spec.shapes:
+                    for rows in range(spec.lower_bound, spec.batch_size):
+                        self._padded[rows] = min(spec.batch_size, self._padded.get(rows, spec.batch_size))
+        for rows in done:
+            self._padded.pop(rows, None)
+        _report(f"{self._instance}: CUDA graphs for batch sizes {done}", False)
+
+    def is_ready(self) -> bool:
+        return not self._dead
+
+    # Requests
+
+    def execute(self, requests: Sequence[Any]) -> list[Any]:
+        phases = self._phases
+        if phases is not None:
+            phases.begin()
+        responses: list[Any] = [None] * len(requests)
+        if self._dead:
+            return [_failure(self._dead, pb_utils.TritonError.UNAVAILABLE) for _ in requests]
+        groups = self._read(requests, responses)
+        if phases is not None:
+            phases.end_of("read")
+        chunks = [chunk for key, items in groups.items() for chunk in self._chunks(key, items)]
+        for position, (key, items, rows) in enumerate(chunks):
+            # The stub copies a response's memory only after execute returns: only the last run may keep it in place.
+            self._serve(key, items, rows, responses, last=position == len(chunks) - 1)
+        if phases is not None:
+            phases.count(len(requests), sum(rows for _, _, rows in chunks))
+        return responses
+
+    def _read(self, requests: Sequence[Any], responses: list[Any]) -> dict[Any, list[Any]]:
+        """Requests grouped by their shapes without the batch dimension; (index, request, arrays, rows) of each."""
+        groups: dict[Any, list[Any]] = {}
+        batched = not self._one_by_one
+        alone = self._plain_inputs and len(self._input_names) == 1
+        for index, request in enumerate(requests):
+            tensors = request.inputs()
+            if alone and len(tensors) == 1:
+                arrays = (tensors[0].as_numpy(),)
+            else:
+                try:
+                    arrays = self._arrays(tensors)
+                except ValueError as error:
+                    responses[index] = _failure(str(error), pb_utils.TritonError.INVALID_ARG)
+                    continue
+            key = tuple([array.shape[1:] for array in arrays] if batched else [array.shape for array in arrays])
+            item = (index, request, arrays, arrays[0].shape[0] if batched else 1)
+            if key in groups:
+                groups[key].append(item)
+            else:
+                groups[key] = [item]
+        return groups
+
+    def _arrays(self, tensors: Sequence[Any]) -> tuple[np.ndarray, ...]:
+        """In the engine's order, with the engine's types. Raises ``ValueError``."""
+        by_name = {tensor.name(): tensor for tensor in tensors}
+        arrays = []
+        for name in self._input_names:
+            tensor = by_name.get(name)
+            if tensor is None:
+                raise ValueError(f"input '{name}' is missing: this engine needs every input")
+            if name in self._bf16:
+                arrays.append(bits_of(tensor))
+                continue
+            array = tensor.as_numpy()
+            if name in self._narrowed and array.size and (array.min() < _INT32.min or array.max() > _INT32.max):
+                raise ValueError(f"input '{name}' has values that do not fit the engine's INT32")
+            # A shape tensor has no batch dimension in the engine; a batching model's client sends one.
+            on_host, dimensions = self._on_host.get(name, (False, 0))
+            arrays.append(array[0] if on_host and array.ndim == dimensions + 1 else array)
+        return tuple(arrays)
+
+    def _chunks(self, key: Any, items: list[Any]) -> list[tuple[Any, list[Any], int]]:
+        """As many requests together as the engine takes, in order; rows of each chunk."""
+        if self._one_by_one:
+            return [(key, [item], 1) for item in items]
+        limit = self._row_limit(key)
+        chunks: list[tuple[Any, list[Any], int]] = []
+        members: list[Any] = []
+        total = 0
+        for item in items:
+            if members and total + item[3] > limit:
+                chunks.append((key, members, total))
+                members, total = [], 0
+            members.append(item)
+            total += item[3]
+        if members:
+            chunks.append((key, members, total))
+        return chunks
+
+    def _row_limit(self, key: Any) -> int:
+        limits = [
+            min(tensor.ranges[profile][2][0] for tensor in self._engine.inputs)
+            for profile in self._settings.profiles
+            if all(
+                fits(tensor, profile, (tensor.ranges[profile][2][0], *rest))
+                for tensor, rest in zip(self._engine.inputs, key, strict=True)
+            )
+        ]
+        return max(limits, default=1)
+
+    def _serve(self, key: Any, items: list[Any], rows: int, responses: list[Any], last: bool) -> None:
+        session = self._session
+        assert session is not None
+        try:
+            run_rows = self._padded.get(rows, rows)
+            shapes = key if self._one_by_one else tuple((run_rows, *rest) for rest in key)
+            execution = session.prepare(shapes)
+            if self._one_by_one:
+                for target, array in zip(execution.inputs, items[0][2], strict=True):
+                    target[...] = array
+            else:
+                offset = 0
+                for _, _, arrays, count in items:
+                    stop = offset + count
+                    for target, array in zip(execution.inputs, arrays, strict=True):
+                        target[offset:stop] = array
+                    offset = stop
+            if self._phases is not None:
+                self._phases.end_of("gather")
+            broken = self._faults and any("inject_cuda_error" in item[1].parameters() for item in items)
+            outputs = session.run_broken(execution) if broken else session.run(execution)
+            self._respond(items, outputs, rows, responses, last)
+            if self._phases is not None:
+                self._phases.end_of("respond")
+        except ShapeError as error:
+            text = (
+                f"request for model '{self._settings.model}' has a shape that no optimization profile in use admits: "
+                f"{error}; allowed are {allowed_text(self._engine, self._settings.profiles)}"
+            )
+            self._fail(items, responses, text, pb_utils.TritonError.INVALID_ARG)
+        except (CudaError, EngineError) as error:
+            self._fail(items, responses, self._after_error(error), pb_utils.TritonError.INTERNAL)
+
+    def _respond(self, items: list[Any], outputs: Any, rows: int, responses: list[Any], last: bool) -> None:
+        names = self._output_names
+        if not last:
+            outputs = tuple(output.copy() for output in outputs)
+        if not self._plain_outputs:
+            outputs = tuple(
+                output.astype(np.int64) if name in self._narrowed else output
+                for name, output in zip(names, outputs, strict=True)
+            )
+        make, response = pb_utils.Tensor, pb_utils.InferenceResponse
+        if len(names) == 1 and not self._bf16 and not self._one_by_one:
+            name, output = names[0], outputs[0]
+            self._check_rows(name, output, rows)
+            offset = 0
+            for index, _, _, count in items:
+                stop = offset + count
+                responses[index] = response([make(name, output[offset:stop])])
+                offset = stop
+            return
+        if not self._one_by_one:
+            for name, output in zip(names, outputs, strict=True):
+                self._check_rows(name, output, rows)
+        offset = 0
+        for index, request, _, count in items:
+            wanted = request.requested_output_names() if len(names) > 1 else names
+            tensors = []
+            for name, output in zip(names, outputs, strict=True):
+                if name in wanted:
+                    part = output if self._one_by_one else output[offset : offset + count]
+                    tensors.append(make.from_dlpack(name, BFloat16(part)) if name in self._bf16 else make(name, part))
+            responses[index] = response(tensors)
+            offset += count
+
+    def _check_rows(self, name: str, output: np.ndarray, rows: int) -> None:
+        if not output.ndim or output.shape[0] < rows:
+            raise EngineError(
+                f"output '{name}' has shape {shape_text(output.shape)} for a batch of {rows}: its first dimension is "
+                "not the batch: use max_batch_size 0"
+            )
+
+    # Failures
+
+    def _fail(self, items: list[Any], responses: list[Any], text: str, code: int) -> None:
+        for index, _, _, _ in items:
+            responses[index] = _failure(text, code)
+
+    def _after_error(self, error: Exception) -> str:
+        """The message for the requests; makes the instance work again, or ends it where CUDA cannot go on."""
+        session = self._session
+        assert session is not None
+        text = _explained(error)
+        if session.device.usable():
+            try:
+                session.rebuild()
+            except (CudaError, EngineError) as second:
+                self._dead = f"{text}; and the execution context could not be made again: {_explained(second)}"
+                return self._dead
+            return text
+        self._dead = (
+            f"{text}; the GPU context of instance '{self._instance}' is lost and its process ends: load the model again"
+        )
+        _report(self._dead, True)
+        # Some time for the responses to leave; the memory is given back by the driver when the process ends.
+        timer = threading.Timer(0.5, os._exit, (EXIT_AFTER_CUDA_ERROR,))
+        timer.daemon = True
+        timer.start()
+        return self._dead
+
+    def finalize(self) -> None:
+        if self._phases is not None:
+            print(f"phases {self._phases.write(self._instance, self._profile_to)}", flush=True)
+        self._close()
+
+    def _close(self) -> None:
+        session = getattr(self, "_session", None)
+        if session is not None and not self._dead:
+            session.close()
+        self._session = None
+
+
+def _report(text: str, is_error: bool) -> None:
+    logger = pb_utils.Logger
+    (logger.log_error if is_error else logger.log_warn)(text)
+
+
+def _failure(text: str, code: int) -> Any:
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code))
+
+
+def _explained(error: Exception) -> str:
+    if isinstance(error, CudaError) and error.code == OUT_OF_MEMORY:
+        return f"out of GPU memory: {error}; each instance holds its own copy of the engine: use fewer instances"
+    return str(error)
