@@ -15,11 +15,20 @@ import numpy as np
 
 from optimizer.accuracy.comparison import Comparison
 from optimizer.accuracy.metrics import Aggregation, Metric, Score, find_metric, measure, upper_bound
-from optimizer.accuracy.tolerances import tolerances_for
+from optimizer.accuracy.tolerances import check_tolerances, parse_tolerance, parse_tolerances, tolerances_for
 from optimizer.errors import InputError
 from optimizer.records.model import TRITON_TO_NUMPY, Array
 from optimizer.records.parity import OutputParity, Parity, Tolerance
 from optimizer.records.samples import Arrays, Sample, SampleSet
+
+__all__ = [
+    "Answer",
+    "FailedAnswer",
+    "check_tolerances",
+    "parse_tolerance",
+    "parse_tolerances",
+    "validate",
+]
 
 CONFIDENCE = 0.95
 """Of the bounds that are reported where the tolerance names no confidence of its own."""

@@ -1,0 +1,79 @@
+"""Responses that were kept while a load ran, each against its own expected output.
+
+A tolerance on an average would let a swapped row pass now and then; so a response is also compared with the expected
+outputs of other samples: one that is nearer to another sample's than to its own is a defect, whatever the tolerance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from optimizer.accuracy.requests import discriminating, distance
+from optimizer.accuracy.validator import Answer, FailedAnswer, validate
+from optimizer.records.parity import Parity, Tolerance
+from optimizer.records.samples import SampleSet
+from optimizer.triton.client import parse_response
+
+MISPLACED = 0.5
+"""A response is someone else's when its distance to that sample's expected output is at most this part of the distance
+to its own. A wrong answer is as far from both; a swapped one is at rounding distance from the other."""
+
+
+def answers_of(responses: Iterable[tuple[int, bytes]]) -> Iterator[Answer | FailedAnswer]:
+    """Kept responses, (sample index, serialized ``ModelInferResponse``), as answers."""
+    for index, data in responses:
+        try:
+            outputs, datatypes = parse_response(data)
+        except ValueError as error:
+            yield FailedAnswer(index, f"a response does not fill its shape: {error}", "under load")
+            continue
+        yield Answer(index, outputs, datatypes, "under load")
+
+
+def check_under_load(
+    candidate_id: str,
+    samples: SampleSet,
+    answers: Iterable[Answer | FailedAnswer],
+    tolerances: Sequence[Tolerance],
+    datatypes: Mapping[str, str],
+) -> Parity:
+    """As :func:`optimizer.accuracy.validator.validate`, for samples that need not all have been answered, with
+    ``misplaced`` defects besides. No answers at all are a defect: nothing was checked."""
+    others = discriminating(samples)
+    misplaced: list[str] = []
+    count = 0
+
+    def watched() -> Iterator[Answer | FailedAnswer]:
+        nonlocal count
+        for answer in answers:
+            count += 1
+            if isinstance(answer, Answer):
+                owner = owner_of(answer, samples, others)
+                if owner is not None:
+                    misplaced.append(
+                        f"misplaced: the answer to sample {samples.samples[answer.index].id} is that of sample "
+                        f"{samples.samples[owner].id}"
+                    )
+            yield answer
+
+    parity = validate(candidate_id, samples, watched(), tolerances, datatypes, complete=False)
+    defects = list(parity.defects)
+    if misplaced:
+        defects.insert(0, misplaced[0] + (f" ({len(misplaced)} answers in all)" if len(misplaced) > 1 else ""))
+    if count == 0:
+        defects.append("no_answer: no response was kept under load")
+    return replace(parity, defects=tuple(defects))
+
+
+def owner_of(answer: Answer, samples: SampleSet, others: Sequence[int]) -> int | None:
+    """Index of the sample, among ``others``, that the answer belongs to more than to its own; ``None`` if none."""
+    expected = samples.samples[answer.index].expected or {}
+    own = distance(answer.outputs, expected)
+    if own == 0.0:
+        return None
+    for index in others:
+        theirs = samples.samples[index].expected or {}
+        if index != answer.index and distance(answer.outputs, theirs) <= MISPLACED * own and distance(expected, theirs):
+            return index
+    return None
