@@ -297,8 +297,8 @@ def _sentence(
         lower, _ = bounds(winner.summary, alpha)
         text = (
             f"{winner.finalist.label} replaces {against}: {context.objective} better by "
-            f"{_percent(winner.summary.mean)}, by at least {_percent(lower)} with {settings.confidence:.0%} confidence over "
-            f"{_count(finalists, 'finalist')} ({winner.summary.n} fresh pairs)"
+            f"{_percent(winner.summary.mean)}, by at least {_percent(lower)} with {settings.confidence:.0%} confidence "
+            f"over {_count(finalists, 'finalist')} ({winner.summary.n} fresh pairs)"
         )
         over_default = winner.finalist.gain_over_default
         if over_default is not None and context.default_id not in (reference, winner.finalist.candidate_id):

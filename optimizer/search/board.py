@@ -131,18 +131,25 @@ class Board:
         variance = 1 / entry.pairs + (1 / by.pairs if by.pairs else 0.0)
         return by.score - entry.score > deviations * self.noise * math.sqrt(variance)
 
-    @property
-    def standings(self) -> tuple[Standing, ...]:
-        """Best first: who survived more rounds, then by :meth:`lower`; ties in the order of entering.
+    def best_first(self) -> list[Entry]:
+        """Who stands: who survived more rounds first, then by :meth:`lower`; ties in the order of entering.
 
-        The reference never drops out, and stands by its score of 0 among those that came furthest. As-found as the
-        reference is left out: it is what everyone is compared with, not an answer of this search.
+        The reference never drops out, and stands by its score of 0 among those that came furthest.
         """
         standing = [entry for entry in self.entries.values() if entry.standing]
         furthest = max((entry.rank for entry in standing), default=0)
-        standing = [entry for entry in standing if entry.candidate.family != AS_FOUND]
         standing.sort(key=lambda entry: (-(furthest if entry.is_reference else entry.rank), -self.lower(entry)))
-        return tuple(Standing(entry.candidate, entry.score, entry.pairs) for entry in standing)
+        return standing
+
+    @property
+    def standings(self) -> tuple[Standing, ...]:
+        """:meth:`best_first`. As-found as the reference is left out: everyone is compared with it, and it is not an
+        answer of a search."""
+        return tuple(
+            Standing(entry.candidate, entry.score, entry.pairs)
+            for entry in self.best_first()
+            if entry.candidate.family != AS_FOUND
+        )
 
     @property
     def pairs_taken(self) -> int:

@@ -10,15 +10,6 @@ from optimizer.search._base import BudgetSpent, BuildsSpent
 
 
 @dataclass(frozen=True)
-class Limits:
-    """``None`` is no limit."""
-
-    wall_s: float | None = None
-    builds: int | None = None
-    gpu_hours: float | None = None
-
-
-@dataclass(frozen=True)
 class Spent:
     """What a study has used, over all its runs: give it to the :class:`Budget` of a resumed one."""
 
@@ -28,7 +19,7 @@ class Spent:
 
 
 class Budget:
-    """Counts, and says stop between two trials by raising :class:`BudgetSpent`.
+    """Counts, and says stop between two trials by raising :class:`BudgetSpent`. A limit of ``None`` is none.
 
     ``reserve_s`` of the wall clock is kept for the confirmation of finalists: searching stops that much earlier, since
     a search without a confirmation decides nothing. :meth:`release_reserve` opens it.
@@ -36,13 +27,17 @@ class Budget:
 
     def __init__(
         self,
-        limits: Limits | None = None,
+        wall_s: float | None = None,
+        builds: int | None = None,
+        gpu_hours: float | None = None,
         *,
         reserve_s: float = 0.0,
         spent: Spent | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.limits = limits or Limits()
+        self.wall_s = wall_s
+        self.builds = builds
+        self.gpu_hours = gpu_hours
         self.reserve_s = reserve_s
         self._clock = clock
         self._before = spent or Spent()
@@ -57,9 +52,9 @@ class Budget:
     @property
     def remaining_s(self) -> float | None:
         """Wall clock left for searching; ``None`` without a limit."""
-        if self.limits.wall_s is None:
+        if self.wall_s is None:
             return None
-        return max(0.0, self.limits.wall_s - self.reserve_s - self.spent.wall_s)
+        return max(0.0, self.wall_s - self.reserve_s - self.spent.wall_s)
 
     def release_reserve(self) -> None:
         self.reserve_s = 0.0
@@ -68,15 +63,15 @@ class Budget:
         """Raises :class:`BudgetSpent` where time or GPU hours are used up. Builds are asked for by the build."""
         remaining_s = self.remaining_s
         if remaining_s is not None and remaining_s <= 0:
-            raise BudgetSpent(f"the time limit of {_duration(self.limits.wall_s)} is reached")
-        if self.limits.gpu_hours is not None and self._gpu_s >= self.limits.gpu_hours * 3600:
-            raise BudgetSpent(f"the limit of {self.limits.gpu_hours:g} GPU hours is reached")
+            raise BudgetSpent(f"the time limit of {_duration(self.wall_s)} is reached")
+        if self.gpu_hours is not None and self._gpu_s >= self.gpu_hours * 3600:
+            raise BudgetSpent(f"the limit of {self.gpu_hours:g} GPU hours is reached")
 
     def spend_build(self) -> None:
         """Counts one build about to start. Raises :class:`BuildsSpent` where no more is allowed."""
         self.check()
-        if self.limits.builds is not None and self._builds >= self.limits.builds:
-            raise BuildsSpent(f"the limit of {self.limits.builds} builds is reached")
+        if self.builds is not None and self._builds >= self.builds:
+            raise BuildsSpent(f"the limit of {self.builds} builds is reached")
         self._builds += 1
 
     def spend_gpu(self, seconds: float) -> None:

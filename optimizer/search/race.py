@@ -10,8 +10,9 @@ Successive halving: Karnin, Koren & Somekh, "Almost Optimal Exploration in Multi
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from optimizer.records.route import Route
@@ -34,6 +35,9 @@ class RaceSettings:
     """Noise multiplies the pairs by (noise / typical)², by no more than this."""
     deviations: float = 3.0
     """Standard errors behind the last of the finalists' places at which a candidate is clearly beaten."""
+    generations: int = 3
+    """Times that the best are combined, where the race may grow."""
+    parents: int = 6
 
 
 @dataclass(frozen=True)
@@ -58,11 +62,11 @@ def schedule(
     rounds = _rounds(candidates, scale, settings.shrink, settings)
     if max_pairs is None:
         return rounds
-    while _cost(rounds) > max_pairs and any(each.pairs > 1 for each in rounds):
+    while cost(rounds) > max_pairs and any(each.pairs > 1 for each in rounds):
         scale *= 0.8
         rounds = _rounds(candidates, scale, settings.shrink, settings)
     shrink = settings.shrink
-    while _cost(rounds) > max_pairs and len(rounds) > 1:
+    while cost(rounds) > max_pairs and len(rounds) > 1:
         shrink *= 2
         rounds = _rounds(candidates, 0.0, shrink, settings)
         if shrink > candidates:
@@ -81,12 +85,19 @@ def _rounds(candidates: int, scale: float, shrink: int, settings: RaceSettings) 
     return tuple(reversed(rounds))
 
 
-def _cost(rounds: Sequence[Round]) -> int:
+def cost(rounds: Sequence[Round]) -> int:
+    """Pairs that the rounds take at most."""
     return sum(each.candidates * each.pairs for each in rounds)
 
 
 class Race:
-    """``routes`` is the space; ``hints`` are routes of an earlier study, best first."""
+    """``routes`` is the space, or the part of it that is tried first; ``hints`` are routes of an earlier study, best
+    first.
+
+    With ``why_not`` (the reason why a route is not in the space, else ``None``) the race grows: the best are combined
+    in pairs, and what that gives races against them, as long as it finds something better. Knobs of different layers
+    often pay only together (FP16 needs enough instances to show), and a list of single changes does not hold that.
+    """
 
     name = "race"
 
@@ -97,11 +108,13 @@ class Race:
         *,
         hints: Sequence[Route] = (),
         max_pairs: int | None = None,
+        why_not: Callable[[Route], str | None] | None = None,
     ) -> None:
         self._routes = routes
         self._settings = settings or RaceSettings()
         self._hints = hints
         self._max_pairs = max_pairs
+        self._why_not = why_not
         self._board: Board | None = None
 
     @property
@@ -112,7 +125,31 @@ class Race:
         board = self._board = Board(laboratory)
         entries = board.enter_all(self._routes, self._hints)
         race(board, entries, self._settings, self._max_pairs)
+        if self._why_not is not None:
+            for _ in range(self._settings.generations):
+                if not self._grow(board, self._why_not):
+                    break
         return board.standings
+
+    def _grow(self, board: Board, why_not: Callable[[Route], str | None]) -> bool:
+        """Races combinations of the best against them; ``True`` where one of them is the new best."""
+        parents = [entry for entry in board.best_first() if not entry.is_reference][: self._settings.parents]
+        left = None if self._max_pairs is None else self._max_pairs - board.pairs_taken
+        children: list[Entry] = []
+        for one, other in itertools.combinations(parents, 2):
+            for route in (one.route.merged(other.route), other.route.merged(one.route)):
+                if why_not(route) is None:
+                    entry = board.enter(route)
+                    if entry.next_index == 0 and not entry.is_reference and entry not in children:
+                        children.append(entry)
+        if not children or (left is not None and left < len(children)):
+            return False
+        generation = max(entry.rank for entry in board.entries.values())
+        for entry in (*parents, *children):
+            entry.rank = generation
+        # The parents run again: they have survived a selection, so what they have shown is too good.
+        race(board, [*parents, *children], self._settings, left)
+        return board.best_first()[0] in children
 
 
 def race(board: Board, entries: Sequence[Entry], settings: RaceSettings, max_pairs: int | None = None) -> None:
