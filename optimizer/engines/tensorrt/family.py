@@ -1,0 +1,376 @@
+"""The TensorRT family: knobs, builds, and the config that serves a plan.
+
+Every call of TensorRT happens in a worker process; this process never imports it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from optimizer.engines._base import BuildRequest
+from optimizer.engines.tensorrt import knobs as knob_tables
+from optimizer.engines.tensorrt.capabilities import Capabilities
+from optimizer.engines.tensorrt.profiles import ProfileRefusal, default_opt_batch, parse_ranges, plan_profiles
+from optimizer.engines.tensorrt.refusals import format_refusal, refusals
+from optimizer.engines.tensorrt.source import OnnxSource, read_source
+from optimizer.engines.tensorrt.supervisor import WorkerFailure, WorkerPlace, run_worker
+from optimizer.errors import InputError
+from optimizer.records.engine import BuildFailure, BuildFailureReason, Engine
+from optimizer.records.model import Model
+from optimizer.records.route import Knob, Route
+from optimizer.records.samples import SampleSet
+
+if TYPE_CHECKING:
+    from optimizer.triton.protobuf import ModelConfig
+
+PLAN = "model.plan"
+PROBE_LIMIT_S = 120.0
+_PRECISION_WORKER = "optimizer.engines.tensorrt.precision"
+
+
+class TensorRTFamily:
+    """``python`` is the interpreter that has the TensorRT which will serve the plans, ``module`` its module's name.
+
+    ``options`` understood here and in ``BuildRequest.options``: ``range.<input>.<dim>`` = ``min:opt:max`` of a free
+    dimension, ``values.<input>`` = the same of a shape tensor's values (``1,2:1,2:4,8``). ``gpus`` are pinned in the
+    config where it names none.
+    """
+
+    name = "tensorrt"
+
+    def __init__(
+        self,
+        *,
+        python: Path | str | None = None,
+        module: str = "tensorrt",
+        python_path: str = "",
+        source: Path | None = None,
+        gpu: str | None = None,
+        gpus: Sequence[int] = (0,),
+        shapes: Sequence[Mapping[str, tuple[int, ...]]] = (),
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        self.module = module
+        self.source = source
+        self.gpus = tuple(gpus)
+        self.shapes = tuple(shapes)
+        self.options = dict(options or {})
+        self._place = WorkerPlace(python or sys.executable, python_path, gpu)
+        self._probed: Capabilities | WorkerFailure | None = None
+
+    def available(self) -> str | None:
+        have = self._probe()
+        if isinstance(have, WorkerFailure):
+            return (
+                f"{have.message}. Install the TensorRT that Triton's image has, or name its interpreter with "
+                "--builder-python"
+            )
+        return None if have.live else f"{have.builder} cannot build here: {have.live_error}"
+
+    def capabilities(self) -> Capabilities | None:
+        """What the builder has; ``None`` when it cannot be imported."""
+        have = self._probe()
+        return None if isinstance(have, WorkerFailure) else have
+
+    def all_build_routes(self) -> str:
+        """The tuner's own JSON of compiler knobs; ``""`` where there is no tuner."""
+        have = self.capabilities()
+        return have.all_build_routes if have else ""
+
+    def facts(self) -> Mapping[str, str]:
+        have = self.capabilities()
+        if have is None:
+            return {}
+        facts = {"tensorrt": have.version, "builder": have.builder}
+        if have.all_build_routes:
+            with contextlib.suppress(ValueError, AttributeError):
+                facts["tuner"] = str(json.loads(have.all_build_routes).get("tuner_version", "unknown"))
+        facts.update({f"env.{key}": value for key, value in have.environment.items()})
+        facts.update({f"builder_gpu.{key}": value for key, value in have.gpu.items()})
+        return facts
+
+    def refuses(self, model: Model, source: Path | None = None) -> str | None:
+        chosen = source or self.source
+        refusal = format_refusal(model, chosen is not None)
+        if refusal is not None:
+            return refusal
+        try:
+            onnx = read_source(self._onnx_path(model, chosen))
+        except InputError as error:
+            return error.problem
+        return next(refusals(model, onnx, self.capabilities()), None)
+
+    def knobs(self, model: Model) -> tuple[Knob, ...]:
+        have = self.capabilities()
+        if have is None:
+            return ()
+        try:
+            onnx = read_source(self._onnx_path(model, self.source))
+        except InputError:
+            onnx = None
+        return knob_tables.list_knobs(
+            have, model, onnx, preferred=_preferred_sizes(model), shapes=[dict(item) for item in self.shapes]
+        )
+
+    def build(self, request: BuildRequest, calibration: SampleSet | None = None) -> Engine | BuildFailure:
+        """``request.route`` holds the build layers only; what no own knob claims is the tuner's build route."""
+        del calibration
+        try:
+            prepared = self._prepare(request)
+        except _Refused as refusal:
+            return BuildFailure(request.engine_id, refusal.reason, str(refusal))
+        result = self._build(request, prepared)
+        if isinstance(result, BuildFailure):
+            (request.directory / PLAN).unlink(missing_ok=True)
+            return result
+        mismatch = self._first_mismatch(request.model, result)
+        if mismatch is not None:
+            return BuildFailure(request.engine_id, BuildFailureReason.INVALID_ENGINE, mismatch, build_s=result.build_s)
+        return result
+
+    def configure(self, config: ModelConfig, engine: Engine, route: Route) -> ModelConfig:
+        from optimizer.engines.tensorrt.configuration import configure
+
+        graphs = route.get("cuda_graphs")
+        return configure(
+            config, engine.details, gpus=self.gpus, graphs=None if graphs is None else graphs in ("on", "true")
+        )
+
+    # -- how -----------------------------------------------------------------------------------------------------
+
+    def _probe(self) -> Capabilities | WorkerFailure:
+        if self._probed is None:
+            with tempfile.TemporaryDirectory(prefix="tensorrt-probe-") as directory:
+                answer = run_worker(
+                    self._place,
+                    {"action": "probe", "module": self.module},
+                    Path(directory),
+                    time_limit_s=PROBE_LIMIT_S,
+                )
+            if isinstance(answer, WorkerFailure):
+                self._probed = answer
+            else:
+                self._probed = Capabilities.from_json(answer.document["capabilities"])
+        return self._probed
+
+    def _onnx_path(self, model: Model, source: Path | None) -> Path:
+        if source is not None:
+            return source
+        live = model.live_version
+        if live is None or live.file is None:
+            raise InputError("no ONNX file", where=model.directory, remedy="name one with --onnx")
+        return live.file
+
+    def _prepare(self, request: BuildRequest) -> _Prepared:
+        have = self._probe()
+        if isinstance(have, WorkerFailure):
+            raise _Refused(BuildFailureReason.NOT_AVAILABLE, have.message)
+        chosen = request.source or self.source
+        refusal = self.refuses(request.model, chosen)
+        if refusal is not None:
+            raise _Refused(BuildFailureReason.REFUSED, refusal)
+        onnx = read_source(self._onnx_path(request.model, chosen))
+        try:
+            route = knob_tables.split(request.route)
+        except ValueError as error:
+            raise _Refused(BuildFailureReason.REFUSED, f"opt_batch: {error}") from None
+        if not route.compiler.is_default and not have.build_route:
+            raise _Refused(
+                BuildFailureReason.NOT_AVAILABLE, f"{have.builder} has no knobs {route.compiler.text}: no build routes"
+            )
+        options = {**self.options, **request.options}
+        preferred = _preferred_sizes(request.model)
+        try:
+            plan = plan_profiles(
+                request.model,
+                onnx,
+                opt_batch=route.opt_batch or default_opt_batch(request.model, preferred),
+                mode=route.profiles,
+                ranges=parse_ranges(options),
+                shapes=tuple(request.shapes) or self.shapes,
+            )
+            values = _shape_values(options)
+        except ProfileRefusal as error:
+            raise _Refused(BuildFailureReason.REFUSED, str(error)) from None
+        document = {
+            "action": "build",
+            "module": self.module,
+            "onnx": str(onnx.path),
+            "plan": str(request.directory / PLAN),
+            "inspection": str(request.directory / "layers.json"),
+            "outputs": [spec.name for spec in request.model.outputs],
+            "precision": route.precision,
+            "quantized": list(onnx.quantized),
+            "keep_fp32": list(knob_tables.OVERFLOW_OPERATORS) if route.keep_fp32 else [],
+            "settings": route.settings,
+            "build_route": route.compiler.text,
+            "profiles": plan.as_json(),
+            "values": values,
+            "timing_cache_directory": str(request.cache_directory) if request.cache_directory else None,
+        }
+        rewrite = not have.weak_typing and route.precision in ("fp16", "bf16")
+        return _Prepared(have, onnx, document, rewrite, plan.from_workload)
+
+    def _build(self, request: BuildRequest, prepared: _Prepared) -> Engine | BuildFailure:
+        document = dict(prepared.document)
+        remaining = request.time_limit_s
+        spent = 0.0
+        rewritten = request.directory / "rewritten.onnx"
+        try:
+            if prepared.rewrite:
+                answer = run_worker(
+                    WorkerPlace(sys.executable, module=_PRECISION_WORKER),
+                    {**_pick(document, "onnx", "precision", "keep_fp32"), "target": str(rewritten)},
+                    request.directory,
+                    time_limit_s=remaining,
+                    memory_limit_bytes=request.memory_limit_bytes,
+                    log_name="rewrite.log",
+                )
+                if isinstance(answer, WorkerFailure):
+                    return _failure(request, answer, 0.0)
+                spent = answer.seconds
+                document.update(onnx=str(rewritten), rewritten=True)
+            place = (
+                self._place
+                if request.gpu is None
+                else WorkerPlace(self._place.python, self._place.python_path, request.gpu)
+            )
+            answer = run_worker(
+                place,
+                document,
+                request.directory,
+                time_limit_s=max(1.0, remaining - spent),
+                memory_limit_bytes=request.memory_limit_bytes,
+            )
+        finally:
+            for left in request.directory.glob("rewritten.onnx*"):
+                left.unlink()
+        if isinstance(answer, WorkerFailure):
+            return _failure(request, answer, spent)
+        return _engine(request, prepared, answer.document, spent, answer.peak_memory_bytes)
+
+    def _first_mismatch(self, model: Model, engine: Engine) -> str | None:
+        from optimizer.engines.tensorrt.checks import check_engine
+        from optimizer.triton.protobuf import parse_config
+
+        config = parse_config(model.effective_config_text, where=model.config_path or model.directory)
+        found = check_engine(engine.details, self.configure(config, engine, Route()))
+        return f"{found[0].code}: {found[0].message}" if found else None
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    have: Capabilities
+    onnx: OnnxSource
+    document: Mapping[str, Any]
+    rewrite: bool
+    from_workload: tuple[str, ...]
+
+
+class _Refused(Exception):
+    def __init__(self, reason: BuildFailureReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class DiskEstimate:
+    """Bytes that a study's engines need at once; ``enough`` is ``None`` where the free space is unknown."""
+
+    per_engine_bytes: int
+    engines: int
+    total_bytes: int
+    free_bytes: int | None
+
+    @property
+    def enough(self) -> bool | None:
+        return None if self.free_bytes is None else self.total_bytes <= self.free_bytes
+
+
+def estimate_disk(
+    onnx_bytes: int, engines: int, *, save_all: bool, known_bytes: Sequence[int] = (), directory: Path | None = None
+) -> DiskEstimate:
+    """``engines`` is the number of distinct build routes. ``known_bytes`` are sizes of plans of this model that exist.
+
+    A plan holds the weights once (an ONNX file does too, at FP32) and kernels, a few MiB; measured plans of small
+    models are all kernels. Without a known plan: the ONNX size and a half, and 16 MiB. A study that does not save
+    everything holds the default, the candidate being built, and three finalists.
+    """
+    each = max(known_bytes) if known_bytes else math.ceil(onnx_bytes * 1.5) + (16 << 20)
+    held = engines if save_all else min(engines, 5)
+    free = shutil.disk_usage(directory).free if directory is not None else None
+    return DiskEstimate(each, held, each * held, free)
+
+
+def _pick(document: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: document[name] for name in names}
+
+
+def _failure(request: BuildRequest, failure: WorkerFailure, spent: float) -> BuildFailure:
+    return BuildFailure(
+        engine_id=request.engine_id,
+        reason=failure.reason,
+        message=failure.message,
+        log_excerpt=failure.log_excerpt,
+        build_s=failure.seconds + spent,
+        exit_signal=failure.exit_signal,
+    )
+
+
+def _engine(request: BuildRequest, prepared: _Prepared, document: Mapping[str, Any], spent: float, peak: int) -> Engine:
+    described = dict(document["engine"])
+    memory = described.pop("device_memory_bytes", None)
+    return Engine(
+        engine_id=request.engine_id,
+        family="tensorrt",
+        files={PLAN: request.directory / PLAN},
+        sha256=str(document["sha256"]),
+        size_bytes=int(document["size_bytes"]),
+        build_s=float(document["build_s"]) + spent,
+        builder=str(document["builder"]),
+        device_memory_bytes=memory,
+        details={
+            **described,
+            "taken": document["taken"],
+            "warnings": document["warnings"],
+            "timing_cache": document["timing_cache"],
+            "removed_outputs": document["removed_outputs"],
+            "ranges_from_workload": list(prepared.from_workload),
+            "build_peak_memory_bytes": peak,
+            "loads_in_triton": prepared.have.runtime_for_triton,
+            "gpu": dict(prepared.have.gpu),
+        },
+    )
+
+
+def _preferred_sizes(model: Model) -> tuple[int, ...]:
+    if not model.dynamic_batching:
+        return ()
+    from optimizer.triton.protobuf import parse_config
+
+    config = parse_config(model.effective_config_text, where=model.config_path or model.directory)
+    return tuple(config.dynamic_batching.preferred_batch_size)
+
+
+def _shape_values(options: Mapping[str, str]) -> dict[str, list[list[int]]]:
+    found = {}
+    for key, text in options.items():
+        if not key.startswith("values."):
+            continue
+        try:
+            triple = [[int(number) for number in part.split(",")] for part in text.split(":")]
+        except ValueError:
+            triple = []
+        if len(triple) != 3 or len({len(part) for part in triple}) != 1:
+            raise ProfileRefusal(f"{key}={text}: give min:opt:max, each a list such as 1,2")
+        found[key.removeprefix("values.")] = triple
+    return found

@@ -1,0 +1,167 @@
+"""Runs a worker module in a process that may crash, hang or eat memory, and returns its answer or a typed failure."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from optimizer import processes
+from optimizer.engines.tensorrt.failures import evidence, reason_from_exit
+from optimizer.records.engine import BuildFailureReason
+
+PROJECT_ROOT = Path(__file__).resolve().parents[3]
+"""What goes first on the worker's PYTHONPATH: another interpreter finds this project there."""
+
+WORKER = "optimizer.engines.tensorrt.worker"
+_POLL_S = 0.05
+
+
+@dataclass(frozen=True)
+class WorkerFailure:
+    reason: BuildFailureReason
+    message: str
+    log_excerpt: str = ""
+    exit_signal: int | None = None
+    seconds: float = 0.0
+    peak_memory_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class WorkerAnswer:
+    document: Mapping[str, Any]
+    seconds: float
+    peak_memory_bytes: int
+
+
+@dataclass(frozen=True)
+class WorkerPlace:
+    """Where workers run. ``python_path`` goes behind the project on PYTHONPATH; ``gpu`` is an index or a UUID."""
+
+    python: Path | str = sys.executable
+    python_path: str = ""
+    gpu: str | None = None
+    module: str = WORKER
+
+
+def run_worker(
+    place: WorkerPlace,
+    request: Mapping[str, Any],
+    directory: Path,
+    *,
+    time_limit_s: float,
+    memory_limit_bytes: int | None = None,
+    log_name: str = "build.log",
+) -> WorkerAnswer | WorkerFailure:
+    """``directory`` receives ``request.json``, ``result.json`` and the log.
+
+    The memory limit is on resident memory of the worker and all its children, watched from outside: a limit on the
+    address space would break CUDA, which reserves far more than it uses. No process is left when this returns.
+    """
+    request_path, result_path, log_path = directory / "request.json", directory / "result.json", directory / log_name
+    started = time.monotonic()
+    try:
+        request_path.write_text(json.dumps(request, indent=1), encoding="utf-8")
+        process = processes.start(
+            [place.python, "-m", place.module, request_path, result_path],
+            env=_environment(place),
+            log_path=log_path,
+            grace_s=0.5,
+        )
+    except OSError as error:
+        reason = BuildFailureReason.NO_SPACE if error.errno == 28 else BuildFailureReason.OTHER
+        return WorkerFailure(reason, f"{error.filename or directory}: {error.strerror}")
+    peak = 0
+    killed: tuple[BuildFailureReason, str] | None = None
+    oom_kills = _oom_kills()
+    with process:
+        status = process.poll()
+        while status is None:
+            peak = max(peak, _resident_bytes(process.guardian_pid))
+            seconds = time.monotonic() - started
+            if memory_limit_bytes is not None and peak > memory_limit_bytes:
+                killed = (
+                    BuildFailureReason.OUT_OF_MEMORY,
+                    f"the builder used {peak >> 20} MiB, more than its limit of {memory_limit_bytes >> 20} MiB",
+                )
+                break
+            if seconds > time_limit_s:
+                killed = (BuildFailureReason.TIMEOUT, f"the builder did not end within {time_limit_s:g} s")
+                break
+            time.sleep(_POLL_S)
+            status = process.poll()
+        ended = process.stop()
+    seconds = time.monotonic() - started
+    log = process.log_tail(200)
+    excerpt = "\n".join(evidence(log.splitlines()))
+    if killed is not None:
+        return WorkerFailure(*killed, log_excerpt=excerpt, seconds=seconds, peak_memory_bytes=peak)
+    if ended == 0:
+        document = _read(result_path)
+        if document is None:
+            return WorkerFailure(
+                BuildFailureReason.CRASH, "the builder ended without a readable result", excerpt, None, seconds, peak
+            )
+        if document.get("ok"):
+            return WorkerAnswer(document, seconds, peak)
+        return WorkerFailure(
+            BuildFailureReason(str(document.get("reason", "other"))),
+            str(document.get("message", "")),
+            "\n".join(document.get("evidence") or []) or excerpt,
+            None,
+            seconds,
+            peak,
+        )
+    reason, message, number = reason_from_exit(ended, log)
+    if number == 9 and _oom_kills() > oom_kills:
+        reason, message = BuildFailureReason.OUT_OF_MEMORY, "the kernel killed the builder for want of memory"
+    return WorkerFailure(reason, message, excerpt, number, seconds, peak)
+
+
+def _environment(place: WorkerPlace) -> dict[str, str]:
+    environment = dict(os.environ)
+    parts = [str(PROJECT_ROOT), place.python_path, environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(part for part in parts if part)
+    environment["PYTHONUNBUFFERED"] = "1"
+    # A crash prints the Python stack, so that the log says which call of the binding it was.
+    environment["PYTHONFAULTHANDLER"] = "1"
+    if place.gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = place.gpu
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    return environment
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _resident_bytes(guardian_pid: int) -> int:
+    total = 0
+    for pid in processes.descendants(guardian_pid):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            # Private memory and shared memory that it touched; file mappings (TensorRT's libraries) can be dropped
+            # by the kernel and are not counted.
+            for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
+                if line.startswith(("RssAnon:", "RssShmem:")):
+                    total += int(line.split()[1]) << 10
+    return total
+
+
+def _oom_kills() -> int:
+    """Kernel OOM kills so far, as this container or this machine counts them; 0 where it does not say."""
+    for path in (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            for line in path.read_text(encoding="ascii").splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+    return 0

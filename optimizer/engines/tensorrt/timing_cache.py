@@ -1,0 +1,91 @@
+"""A timing cache per GPU, TensorRT and builder flags, shared between the routes of a study. Runs in the worker."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from optimizer.durable import write_atomically
+from optimizer.engines.tensorrt.capabilities import Capabilities
+
+
+def cache_file(directory: Path, have: Capabilities, flags: Sequence[str]) -> Path:
+    """Readable name, with a hash over everything that the entries depend on."""
+    key = json.dumps([have.module, have.version, have.gpu, sorted(flags)], sort_keys=True)
+    digest = hashlib.sha256(key.encode()).hexdigest()[:12]
+    return directory / f"timing-{have.module}-{have.version}-{digest}.cache"
+
+
+class TimingCache:
+    """``attach`` before the build, ``save`` after it. ``status`` says what happened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.status = "new"
+        self._cache: Any = None
+
+    def attach(self, config: Any) -> None:
+        data = self.path.read_bytes() if self.path.exists() else b""
+        if data:
+            self._cache = _try(config, data)
+            if self._cache is not None:
+                self.status = f"loaded {len(data)} bytes"
+                return
+            self.status = f"incompatible cache set aside as {set_aside(self.path).name}"
+        self._cache = _try(config, b"")
+        if self._cache is None:
+            self.status = "not taken by the builder"
+
+    def save(self, config: Any) -> None:
+        """Merges with what another build has written meanwhile. A cache that cannot be written costs only time."""
+        current = config.get_timing_cache() or self._cache
+        if current is None:
+            return
+        with contextlib.suppress(OSError), _locked(self.path):
+            if self.path.exists():
+                other = _create(config, self.path.read_bytes())
+                if other is not None:
+                    with contextlib.suppress(Exception):
+                        current.combine(other, False)
+            data = bytes(current.serialize())
+            write_atomically(self.path, data)
+            self.status += f"; wrote {len(data)} bytes"
+
+
+def set_aside(path: Path) -> Path:
+    number = 0
+    while (target := path.with_name(f"{path.name}.incompatible-{number}")).exists():
+        number += 1
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(target)
+    return target
+
+
+def _try(config: Any, data: bytes) -> Any:
+    cache = _create(config, data)
+    if cache is None:
+        return None
+    try:
+        taken = config.set_timing_cache(cache, False)
+    except (RuntimeError, ValueError):
+        return None
+    return None if taken is False else cache
+
+
+def _create(config: Any, data: bytes) -> Any:
+    try:
+        return config.create_timing_cache(data)
+    except (RuntimeError, ValueError, TypeError):
+        return None
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.with_name(f".{path.name}.lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
