@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optimizer.errors import InputError
 
 if TYPE_CHECKING:
-    from typing import Any, TypeAlias
+    from typing import TypeAlias
 
     ModelConfig: TypeAlias = Any
     """``tritonclient.grpc.model_config_pb2.ModelConfig``, which has no type stubs."""
@@ -27,7 +27,8 @@ def parse_config(text: str, *, where: Path | str = "config.pbtxt") -> ModelConfi
 
     message = new_config()
     try:
-        text_format.Parse(text, message)
+        # Triton's parser skips a byte order mark, Python's does not.
+        text_format.Parse(text.removeprefix("\ufeff"), message)
     except text_format.ParseError as error:
         line, column = error.GetLine(), error.GetColumn()
         problem = re.sub(r"^(?:\d+:\d+ : )?", "", str(error)).strip()
@@ -35,9 +36,30 @@ def parse_config(text: str, *, where: Path | str = "config.pbtxt") -> ModelConfi
         raise InputError(
             problem or "not a valid model configuration",
             where=location,
-            remedy="correct the file: it must be a protobuf text-format inference.ModelConfig",
+            remedy=_nearest_field(problem)
+            or "correct the file: it must be a protobuf text-format inference.ModelConfig",
         ) from None
     return message
+
+
+def _nearest_field(problem: str) -> str | None:
+    """For "Message type "inference.X" has no field named "y"": what was probably meant, and what there is."""
+    import difflib
+
+    from tritonclient.grpc import model_config_pb2
+
+    match = re.search(r'Message type "inference\.([\w.]+)" has no field named "([^"]*)"', problem)
+    if match is None:
+        return None
+    message_type: Any = model_config_pb2.DESCRIPTOR
+    for index, part in enumerate(match.group(1).split(".")):
+        known = message_type.message_types_by_name if index == 0 else message_type.nested_types_by_name
+        if part not in known:
+            return None
+        message_type = known[part]
+    names = list(message_type.fields_by_name)
+    nearest = difflib.get_close_matches(match.group(2), names, 1, cutoff=0.5)
+    return f"did you mean '{nearest[0]}'?" if nearest else f"fields there: {', '.join(sorted(names))}"
 
 
 def print_config(message: ModelConfig) -> str:
