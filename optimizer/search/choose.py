@@ -144,7 +144,9 @@ def _race(
     text = f"all {space.size} candidates race" if whole else f"{_number(space.size)} combinations are too many to try"
     if not whole:
         singles = 1 + sum(len(knob_choices(knob)) - 1 for knob in space.knobs)
-        text += f": single changes ({singles}) come first, up to {limit} race, and the best are combined"
+        # Combinations that are listed blindly are the first to go: growing finds the ones that matter.
+        tried = min(limit, max(singles, limit // 3))
+        text += f": {tried} race, single changes first, and the best are combined"
     if pairs is not None:
         # Half of the pairs for everyone's first, half for telling the better ones apart.
         fitting = max(settings.finalists + 1, pairs // 2)

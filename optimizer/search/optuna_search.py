@@ -112,7 +112,7 @@ class OptunaSearch:
             else:
                 # Pruned trials without a value count as worst: the sampler keeps away, and no score is made up.
                 study.tell(trial, state=_pruned())
-            if len(tried) > settings.random_first and self._exhausted(board, most - len(tried)):
+            if settings.random_first < len(tried) < most and self._exhausted(board, most - len(tried)):
                 self.stopped_because = (
                     f"{most - len(tried)} more are expected to add less than {settings.worthwhile:.1%}"
                 )

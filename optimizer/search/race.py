@@ -35,9 +35,12 @@ class RaceSettings:
     """Noise multiplies the pairs by (noise / typical)², by no more than this."""
     deviations: float = 3.0
     """Standard errors behind the last of the finalists' places at which a candidate is clearly beaten."""
-    generations: int = 3
-    """Times that the best are combined, where the race may grow."""
-    parents: int = 6
+    generations: int = 5
+    """Times that the best are combined, where the race may grow, while that finds something better."""
+    parents: int = 4
+    """The best, which are combined with each other …"""
+    changes: int = 10
+    """… and with the single changes, of different knobs, that pay best."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,8 @@ class Race:
     first.
 
     With ``why_not`` (the reason why a route is not in the space, else ``None``) the race grows: the best are combined
-    in pairs, and what that gives races against them, as long as it finds something better. Knobs of different layers
+    with each other and with the best single changes, and what that gives races against them, as long as something
+    better is found. Knobs of different layers
     often pay only together (FP16 needs enough instances to show), and a list of single changes does not hold that.
     """
 
@@ -134,14 +138,16 @@ class Race:
     def _grow(self, board: Board, why_not: Callable[[Route], str | None]) -> bool:
         """Races combinations of the best against them; ``True`` where one of them is the new best."""
         parents = [entry for entry in board.best_first() if not entry.is_reference][: self._settings.parents]
+        changes = _best_changes(board)[: self._settings.changes]
         left = None if self._max_pairs is None else self._max_pairs - board.pairs_taken
-        children: list[Entry] = []
-        for one, other in itertools.combinations(parents, 2):
-            for route in (one.route.merged(other.route), other.route.merged(one.route)):
-                if why_not(route) is None:
-                    entry = board.enter(route)
-                    if entry.next_index == 0 and not entry.is_reference and entry not in children:
-                        children.append(entry)
+        routes = [
+            route
+            for one, other in (*itertools.combinations(parents, 2), *itertools.product(parents, changes))
+            for route in (one.route.merged(other.route), other.route.merged(one.route))
+            if why_not(route) is None
+        ]
+        entries = {id(entry): entry for entry in map(board.enter, routes)}.values()
+        children = [entry for entry in entries if entry.next_index == 0 and not entry.is_reference]
         if not children or (left is not None and left < len(children)):
             return False
         generation = max(entry.rank for entry in board.entries.values())
@@ -150,6 +156,17 @@ class Race:
         # The parents run again: they have survived a selection, so what they have shown is too good.
         race(board, [*parents, *children], self._settings, left)
         return board.best_first()[0] in children
+
+
+def _best_changes(board: Board) -> list[Entry]:
+    """The best single change of each knob that seems to pay at all, best first."""
+    best: dict[str, Entry] = {}
+    for entry in board.entries.values():
+        if entry.standing and len(entry.route.assignments) == 1 and board.lower(entry) > 0:
+            name = entry.route.assignments[0][0]
+            if name not in best or entry.score > best[name].score:
+                best[name] = entry
+    return sorted(best.values(), key=lambda entry: -entry.score)
 
 
 def race(board: Board, entries: Sequence[Entry], settings: RaceSettings, max_pairs: int | None = None) -> None:
