@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,9 +74,21 @@ class UnchangedFamily:
         return changed
 
 
-def family(name: str, *, gpu: bool = False, cores: int | None = None) -> EngineFamily:
-    """The family that ``--family`` names. ``gpu`` and ``cores`` describe the serving machine.
+def family(
+    name: str,
+    *,
+    source: Path | None = None,
+    gpu: bool = False,
+    cores: int | None = None,
+    builder_python: Path | str | None = None,
+    module: str | None = None,
+    gpu_id: str | None = None,
+    shapes: Sequence[Mapping[str, tuple[int, ...]]] = (),
+) -> EngineFamily:
+    """The family that ``--family`` names.
 
+    ``gpu`` and ``cores`` (``None``: as here) describe the serving machine. The rest is for TensorRT: the interpreter
+    that has the TensorRT of the serving image, its module's name, the GPU to build for, and the workload's shapes.
     Raises :class:`InputError` for an unknown name.
     """
     if name == ONNXRUNTIME:
@@ -84,7 +96,11 @@ def family(name: str, *, gpu: bool = False, cores: int | None = None) -> EngineF
 
         return OnnxRuntimeFamily(gpu=gpu, cores=cores)
     if name == TENSORRT:
-        return _tensorrt()
+        from optimizer.engines.tensorrt import TensorRTFamily
+
+        return TensorRTFamily(
+            python=builder_python, module=module or "tensorrt", source=source, gpu=gpu_id, shapes=shapes
+        )
     if name == UNCHANGED:
         return UnchangedFamily()
     raise InputError(
@@ -93,16 +109,32 @@ def family(name: str, *, gpu: bool = False, cores: int | None = None) -> EngineF
 
 
 def choose(
-    name: str, model: Model, *, source: Path | None = None, gpu: bool = False, cores: int | None = None
+    name: str,
+    model: Model,
+    *,
+    source: Path | None = None,
+    gpu: bool = False,
+    cores: int | None = None,
+    builder_python: Path | str | None = None,
+    module: str | None = None,
+    gpu_id: str | None = None,
+    shapes: Sequence[Mapping[str, tuple[int, ...]]] = (),
 ) -> tuple[EngineFamily, str]:
-    """The family for ``model`` and why. ``auto`` takes TensorRT where there is a GPU and an ONNX source, else ONNX
-    Runtime for ONNX models, else ``unchanged``.
+    """The family for ``model`` and why; arguments as for :func:`family`. ``auto`` takes TensorRT where there is a GPU
+    and a source that it can build from, else ONNX Runtime for ONNX models, else ``unchanged``.
 
     Raises :class:`InputError` where the model cannot be served by the family named, or by none, and
     :class:`EnvironmentFailure` where the family named cannot build here.
     """
+
+    def made(candidate: str) -> EngineFamily:
+        return family(
+            candidate, source=source, gpu=gpu, cores=cores, builder_python=builder_python, module=module,
+            gpu_id=gpu_id, shapes=shapes,
+        )  # fmt: skip
+
     if name != AUTO:
-        chosen = family(name, gpu=gpu, cores=cores)
+        chosen = made(name)
         missing = chosen.available()
         if missing:
             raise EnvironmentFailure(missing, field="--family", remedy="install it, or choose another family")
@@ -113,10 +145,13 @@ def choose(
 
     against: list[str] = []
     for candidate in NAMES:
-        reason = _against(candidate, model, source, gpu=gpu, cores=cores)
+        if candidate == TENSORRT and not gpu:
+            against.append("not tensorrt: no GPU")
+            continue
+        chosen = made(candidate)
+        reason = chosen.available() or chosen.refuses(model, source)
         if reason is None:
-            chosen = family(candidate, gpu=gpu, cores=cores)
-            return chosen, "; ".join([*against, candidate + _FOR[candidate]])
+            return chosen, "; ".join([candidate + _FOR[candidate], *against])
         against.append(f"not {candidate}: {reason}")
     raise InputError(
         "no engine family can serve this model: " + "; ".join(against),
@@ -126,29 +161,7 @@ def choose(
 
 
 _FOR = {
-    TENSORRT: ": a GPU and a source that TensorRT can build from",
+    TENSORRT: ": a GPU, and a source that it builds from",
     ONNXRUNTIME: ": an ONNX model",
     UNCHANGED: ": serving knobs only",
 }
-
-
-def _against(name: str, model: Model, source: Path | None, *, gpu: bool, cores: int | None) -> str | None:
-    if name == TENSORRT and not gpu:
-        return "no GPU"
-    try:
-        candidate = family(name, gpu=gpu, cores=cores)
-    except EnvironmentFailure as error:
-        return error.problem
-    return candidate.available() or candidate.refuses(model, source)
-
-
-def _tensorrt() -> EngineFamily:
-    try:
-        from optimizer.engines.tensorrt import TensorRTFamily
-    except ImportError as error:
-        raise EnvironmentFailure(
-            f"the tensorrt family cannot be imported: {error}",
-            remedy="install the extra: pip install 'triton-optimizer[tensorrt]'",
-        ) from None
-    made: EngineFamily = TensorRTFamily()
-    return made

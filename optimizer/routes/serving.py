@@ -11,7 +11,7 @@ preferred sizes prefers ``max_batch_size``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from optimizer.errors import InputError
@@ -29,6 +29,8 @@ PREFERRED_SIZES = "preferred_batch_sizes"
 MAX_BATCH_SIZE = "max_batch_size"
 CUDA_GRAPHS = "cuda_graphs"
 SERVING_KNOBS = (INSTANCES, DYNAMIC_BATCHING, QUEUE_DELAY, PREFERRED_SIZES, MAX_BATCH_SIZE, CUDA_GRAPHS)
+NUMBERS = frozenset({INSTANCES, QUEUE_DELAY, MAX_BATCH_SIZE})
+"""Knobs that take any number where an expression names them; what is offered is only the sensible part."""
 NO_SIZES = "none"
 
 _KIND_CPU = 2
@@ -90,14 +92,27 @@ def serving_knobs(model: Model, *, gpu: bool, cores: int, family: str = "") -> t
     ``gpu``: the model is served on a GPU. ``cores``: CPU cores of the serving machine. Every knob has the as-found
     value as its default and at least one other value. Empty for an ensemble.
     """
-    knobs, _ = _survey(model, gpu=gpu, cores=cores, family=family)
-    return knobs
+    possible, _ = _survey(model, gpu=gpu, cores=cores, family=family)
+    return tuple(knob for knob in possible if set(knob.values) != {knob.default})
 
 
 def serving_exclusions(model: Model, *, gpu: bool, cores: int, family: str = "") -> Mapping[str, str]:
-    """Knob to the reason why it is not offered for this model."""
-    _, reasons = _survey(model, gpu=gpu, cores=cores, family=family)
-    return reasons
+    """Knob to the reason why :func:`serving_knobs` does not offer it for this model."""
+    possible, reasons = _survey(model, gpu=gpu, cores=cores, family=family)
+    idle = {
+        knob.name: f"{knob.default} is the only sensible value here"
+        for knob in possible
+        if set(knob.values) == {knob.default}
+    }
+    return {**reasons, **idle}
+
+
+def nameable_serving_knobs(
+    model: Model, *, gpu: bool, cores: int, family: str = ""
+) -> tuple[tuple[Knob, ...], Mapping[str, str]]:
+    """Knobs that a route expression may name, numbers open-ended, and the reasons why the others may not."""
+    possible, reasons = _survey(model, gpu=gpu, cores=cores, family=family)
+    return tuple(replace(knob, values=()) if knob.name in NUMBERS else knob for knob in possible), reasons
 
 
 def apply_serving(config: ModelConfig, route: Route) -> ModelConfig:
@@ -152,17 +167,11 @@ def _survey(model: Model, *, gpu: bool, cores: int, family: str) -> tuple[tuple[
     else:
         values[CUDA_GRAPHS] = ("on" if found.cuda_graphs else "off", ["off", "on"], _GRAPHS_HELP)
 
-    knobs = []
-    for name in SERVING_KNOBS:
-        if name not in values:
-            continue
-        default, offered, text = values[name]
-        distinct = tuple(dict.fromkeys(offered))
-        if set(distinct) == {default}:
-            reasons[name] = f"{default} is the only sensible value here"
-            continue
-        knobs.append(Knob(name, Layer.SERVING, distinct, default, help=text))
-    return tuple(knobs), reasons
+    knobs = (
+        Knob(name, Layer.SERVING, tuple(dict.fromkeys(offered)), default, help=text)
+        for name, (default, offered, text) in values.items()
+    )
+    return tuple(sorted(knobs, key=lambda knob: SERVING_KNOBS.index(knob.name))), reasons
 
 
 def _survey_batching(

@@ -1,203 +1,175 @@
-"""One space over all layers: the knobs in play, what must hold between them, and the routes that satisfy it."""
+"""Which space is searched: a sensible default for a model and a machine, or what a route expression names."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from optimizer.errors import InputError
 from optimizer.records.model import Model
-from optimizer.records.route import Knob, Layer, Route
+from optimizer.records.route import Knob, KnobClass, Layer, Route
 from optimizer.routes import serving
+from optimizer.routes.expansion import Expansion
+from optimizer.routes.expression import Expression, parse_expression
+from optimizer.routes.product import Constraint, Space
 
-Values = Mapping[str, str]
-"""A value for every knob of a space."""
+__all__ = [
+    "Constraint",
+    "KnobSource",
+    "Space",
+    "default_space",
+    "expression_for",
+    "joint_constraints",
+    "nameable_knobs",
+    "permitted",
+    "pruning_constraints",
+    "space_of",
+    "space_over",
+]
+
+INTRA_OP_THREADS = "intra_op_threads"
+
+WORTH_TRYING: dict[str, tuple[str, ...]] = {
+    "optimization_level": ("3", "5"),
+    "tiling_level": ("none", "moderate"),
+    "aux_streams": ("auto", "0"),
+    "l2_limit": (),
+    "max_tactics": (),
+    "tactic_sources": (),
+    "sparsity": (),
+    "hardware_compatibility": (),
+    "version_compatible": (),
+    "workspace": (),
+}
+"""Builder knobs whose values are cut down in the default space, or that are left out (no values): they make builds
+longer, engines portable or kernels sparse, and rarely the service faster. An expression may name all of them."""
 
 
-@dataclass(frozen=True)
-class Constraint:
-    """Something that must hold between knobs. ``allows`` sees the values of ``knobs`` and no others; a constraint
-    that names a knob the space does not have is not applied.
-    """
+class KnobSource(Protocol):
+    """The part of an engine family that is needed here."""
 
-    knobs: tuple[str, ...]
-    reason: str
-    """What is wrong with an assignment that breaks it, for people."""
-    allows: Callable[[Values], bool]
+    name: str
 
-
-@dataclass(frozen=True)
-class Space:
-    """Products of the knobs' values under constraints. The default route is always in it: it is what is there."""
-
-    knobs: tuple[Knob, ...]
-    constraints: tuple[Constraint, ...] = ()
-
-    def __post_init__(self) -> None:
-        names = [knob.name for knob in self.knobs]
-        if len(set(names)) != len(names):
-            twice = sorted({name for name in names if names.count(name) > 1})
-            raise ValueError(f"knobs named twice: {', '.join(twice)}")
-        unbounded = [knob.name for knob in self.knobs if not knob.bounded]
-        if unbounded:
-            raise ValueError(f"knobs without values: {', '.join(unbounded)}")
-
-    @property
-    def default(self) -> Route:
-        return Route()
-
-    @cached_property
-    def size(self) -> int:
-        """Exact number of routes, the default included; any number of unconstrained knobs costs nothing."""
-        independent = math.prod(
-            len(_choices(knob)) for knob in self.knobs if not any(knob.name in group for group in self._groups)
-        )
-        return independent * math.prod(self._count(group) for group in self._groups)
-
-    def candidates(self) -> Iterator[Route]:
-        """Every route once, lazily: the default, then those with one change, then two … in knob and value order."""
-        yield Route()
-        for changes in range(1, len(self.knobs) + 1):
-            for chosen in itertools.combinations(self.knobs, changes):
-                for values in itertools.product(*(_changes(knob) for knob in chosen)):
-                    route = Route.of(zip((knob.name for knob in chosen), values, strict=True))
-                    if self.why_not(route) is None:
-                        yield route
-
-    def neighbours(self, route: Route) -> Iterator[Route]:
-        """Routes one change away. Where a constraint forbids a single change, those two changes away instead."""
-        values = self._values(route)
-        seen = {route}
-        for knob in self.knobs:
-            for value in _choices(knob):
-                if value == values[knob.name]:
-                    continue
-                changed = {**values, knob.name: value}
-                for near in self._repairs(changed, knob.name):
-                    if near not in seen:
-                        seen.add(near)
-                        yield near
-
-    def canonical(self, route: Route) -> Route:
-        """``route`` without assignments of the default. Raises :class:`InputError` for a knob or value not in the
-        space, or a broken constraint.
-        """
-        known = {knob.name: knob for knob in self.knobs}
-        for name, value in route.assignments:
-            if name not in known:
-                raise InputError(
-                    f"no such knob in this study: {name}", field=name, remedy=f"knobs here: {', '.join(sorted(known))}"
-                )
-            if value not in _choices(known[name]):
-                raise InputError(
-                    f"{value!r} is not a value in this study", field=name, remedy=f"use {'|'.join(known[name].values)}"
-                )
-        short = Route.of((name, value) for name, value in route.assignments if value != known[name].default)
-        broken = self.why_not(short)
-        if broken:
-            raise InputError(broken, field=short.text, remedy="change one of the two")
-        return short
-
-    def why_not(self, route: Route) -> str | None:
-        """The reason of the first constraint that ``route`` breaks; ``None`` if it may be tried. The default may."""
-        return None if route.is_default else self._broken(self._values(route))
-
-    def _broken(self, values: Values) -> str | None:
-        for constraint in self._applicable:
-            if not constraint.allows({name: values[name] for name in constraint.knobs}):
-                return constraint.reason
-        return None
-
-    def _values(self, route: Route) -> dict[str, str]:
-        return {**{knob.name: knob.default for knob in self.knobs}, **dict(route.assignments)}
-
-    def _route(self, values: Values) -> Route:
-        return Route.of((knob.name, values[knob.name]) for knob in self.knobs if values[knob.name] != knob.default)
-
-    def _repairs(self, values: dict[str, str], kept: str) -> Iterator[Route]:
-        if self._broken(values) is None or self._route(values).is_default:
-            yield self._route(values)
-            return
-        partners = {name for constraint in self._applicable if kept in constraint.knobs for name in constraint.knobs}
-        for knob in self.knobs:
-            if knob.name == kept or knob.name not in partners:
-                continue
-            for value in _choices(knob):
-                repaired = {**values, knob.name: value}
-                if self._broken(repaired) is None:
-                    yield self._route(repaired)
-
-    @cached_property
-    def _applicable(self) -> tuple[Constraint, ...]:
-        names = {knob.name for knob in self.knobs}
-        return tuple(constraint for constraint in self.constraints if names.issuperset(constraint.knobs))
-
-    @cached_property
-    def _groups(self) -> tuple[frozenset[str], ...]:
-        """Knobs tied together by constraints, directly or through others."""
-        groups: list[frozenset[str]] = []
-        for constraint in self._applicable:
-            joined = frozenset(constraint.knobs)
-            for group in [group for group in groups if group & joined]:
-                groups.remove(group)
-                joined |= group
-            groups.append(joined)
-        return tuple(groups)
-
-    def _count(self, group: frozenset[str]) -> int:
-        tied = [knob for knob in self.knobs if knob.name in group]
-        constraints = [constraint for constraint in self._applicable if group.issuperset(constraint.knobs)]
-        count = 0
-        default = tuple(knob.default for knob in tied)
-        for values in itertools.product(*(_choices(knob) for knob in tied)):
-            assigned = dict(zip((knob.name for knob in tied), values, strict=True))
-            count += values == default or all(
-                constraint.allows({name: assigned[name] for name in constraint.knobs}) for constraint in constraints
-            )
-        return count
+    def knobs(self, model: Model) -> tuple[Knob, ...]: ...
 
 
 def default_space(
     model: Model,
-    family_knobs: Sequence[Knob],
+    family: KnobSource,
     *,
     gpu: bool,
     cores: int,
-    family: str = "",
+    layers: Iterable[Layer | str] = tuple(Layer),
+    limit: int | None = None,
+    numeric: bool = True,
     engine_memory_bytes: int | None = None,
     memory_limit_bytes: int | None = None,
-) -> Space:
-    """The space that is searched where the user names no routes: the family's knobs and Triton's, on this machine.
+) -> tuple[Space, str]:
+    """The space where the user names no routes, and why it is what it is.
 
-    ``engine_memory_bytes`` is what one instance needs and ``memory_limit_bytes`` what all may take, where known.
+    ``cores`` and ``gpu`` describe the serving machine. ``numeric`` is for studies with an accuracy gate. ``limit``
+    bounds the number of candidates. ``engine_memory_bytes`` is what one instance takes and ``memory_limit_bytes`` what
+    all may take, where that is known.
     """
-    knobs = (*family_knobs, *serving.serving_knobs(model, gpu=gpu, cores=cores, family=family))
-    return Space(
-        tuple(knob for knob in knobs if knob.bounded),
-        tuple(
-            serving_constraints(
-                gpu=gpu,
-                cores=cores,
-                engine_memory_bytes=engine_memory_bytes,
-                memory_limit_bytes=memory_limit_bytes,
-            )
-        ),
+    wanted = {Layer(layer) for layer in layers}
+    offered = (*family.knobs(model), *serving.serving_knobs(model, gpu=gpu, cores=cores, family=family.name))
+    knobs = tuple(
+        cut
+        for knob in offered
+        if knob.layer in wanted and _may_change(knob, numeric) and (cut := _worth_trying(knob)) is not None
     )
+    constraints = [
+        *joint_constraints(),
+        *pruning_constraints(
+            gpu=gpu, cores=cores, engine_memory_bytes=engine_memory_bytes, memory_limit_bytes=memory_limit_bytes
+        ),
+    ]
+    space = Space(knobs, tuple(constraints), held=_held(offered, knobs), limit=limit)
+    named = ", ".join(f"{layer.value} ({', '.join(_named(knobs, layer))})" for layer in Layer if _named(knobs, layer))
+    if not knobs:
+        return space, "no knob of the chosen layers applies to this model"
+    shortened = f", of which {limit} are tried" if limit is not None and space.size > limit else ""
+    return space, f"{space.size} routes{shortened} over {named}"
 
 
-def candidate_routes(space: Space, limit: int | None = None) -> list[Route]:
-    """The first ``limit`` routes of ``space`` without the default: single changes first, then pairs …"""
-    return list(itertools.islice(space.candidates(), 1, None if limit is None else limit + 1))
+def nameable_knobs(model: Model, family: KnobSource, *, gpu: bool, cores: int) -> tuple[Knob, ...]:
+    """What an expression may name: all knobs of the family and of Triton, UNSAFE ones too; numbers are open-ended."""
+    own = (replace(knob, values=()) if knob.name == INTRA_OP_THREADS else knob for knob in family.knobs(model))
+    tritons, _ = serving.nameable_serving_knobs(model, gpu=gpu, cores=cores, family=family.name)
+    return (*own, *tritons)
 
 
-def serving_constraints(
-    *, gpu: bool, cores: int, engine_memory_bytes: int | None = None, memory_limit_bytes: int | None = None
-) -> Iterable[Constraint]:
-    """What must hold between serving knobs, and between them and an engine's."""
+def expression_for(
+    text: str, model: Model, family: KnobSource, *, gpu: bool, cores: int, where: str = "--routes"
+) -> Expression:
+    """Parses an expression over all layers. Raises :class:`InputError`, for a serving knob that makes no sense for
+    the model with that reason."""
+    _, missing = serving.nameable_serving_knobs(model, gpu=gpu, cores=cores, family=family.name)
+    for found in re.finditer(r"(?:^|\s)-([^\s=]+)=", text):
+        if found.group(1) in missing:
+            raise InputError(
+                f"{found.group(1)} is not for this model: {missing[found.group(1)]}",
+                where=where,
+                field=f"character {found.start(1) + 1}",
+                remedy="leave it out of the expression",
+            )
+    return parse_expression(text, nameable_knobs(model, family, gpu=gpu, cores=cores), where=where)
+
+
+def space_of(
+    text: str, model: Model, family: KnobSource, *, gpu: bool, cores: int, limit: int | None = None
+) -> tuple[Space, str]:
+    """The space that an expression names, and that in words. Raises :class:`InputError`."""
+    expression = expression_for(text, model, family, gpu=gpu, cores=cores)
+    offered = nameable_knobs(model, family, gpu=gpu, cores=cores)
+    space = space_over(expression, joint_constraints(), offered, limit=limit)
+    for knob in space.knobs:
+        if knob.name == serving.MAX_BATCH_SIZE:
+            _never_lower(knob, model.max_batch_size)
+    if space.knobs and space.size == 1:
+        only = Route.of((term.knob.name, term.values[-1]) for term in expression.terms)
+        raise InputError(
+            f"every route breaks a rule: {space.why_not(only) or 'all values are the defaults'}",
+            where="--routes",
+            field=expression.text,
+            remedy="add the knob that is missing, or take the other out",
+        )
+    return space, f"{space.size} routes from the expression, the default included"
+
+
+def space_over(
+    expression: Expression,
+    constraints: Iterable[Constraint] = (),
+    offered: Iterable[Knob] = (),
+    *,
+    limit: int | None = None,
+) -> Space:
+    """The product of an expression's terms; knobs pinned to their default drop out. ``offered`` are all knobs that
+    could have been named: those that were not stay at their defaults."""
+    pinned = expression.pins
+    knobs = tuple(
+        replace(term.knob, values=term.values)
+        for term in expression.terms
+        if not term.pinned or pinned.get(term.knob.name) is not None
+    )
+    return Space(knobs, tuple(constraints), pinned, _held(offered, knobs), limit)
+
+
+def permitted(expansion: Expansion, space: Space) -> Iterator[Route]:
+    """Routes of an expansion in its order, without repeats and without those that break a constraint of ``space``."""
+    seen: set[Route] = set()
+    for route in expansion.routes():
+        if route not in seen and space.why_not(route) is None:
+            seen.add(route)
+            yield route
+
+
+def joint_constraints() -> Iterator[Constraint]:
+    """What must hold between knobs for a route to be served at all, or to mean anything."""
     batching, delay, preferred = serving.DYNAMIC_BATCHING, serving.QUEUE_DELAY, serving.PREFERRED_SIZES
+    largest, graphs = serving.MAX_BATCH_SIZE, serving.CUDA_GRAPHS
     yield Constraint(
         (batching, delay), "a queue delay needs dynamic batching", lambda v: v[batching] == "on" or v[delay] == "0"
     )
@@ -207,42 +179,82 @@ def serving_constraints(
         lambda v: v[batching] == "on" or v[preferred] == serving.NO_SIZES,
     )
     yield Constraint(
+        (largest, preferred),
+        "a preferred batch size is larger than max_batch_size",
+        lambda v: max(serving.batch_sizes(v[preferred]), default=0) <= int(v[largest]),
+    )
+    yield Constraint(
+        ("profiles", graphs),
+        "CUDA graphs are captured for one profile's shapes",
+        lambda v: v[graphs] == "off" or v["profiles"] == "single",
+    )
+    yield Constraint(
+        ("precision", "keep_fp32"),
+        "operators are kept in FP32 only where others are not",
+        lambda v: v["keep_fp32"] == "overflow" or v["precision"] in {"fp16", "bf16"},
+    )
+
+
+def pruning_constraints(
+    *, gpu: bool, cores: int, engine_memory_bytes: int | None = None, memory_limit_bytes: int | None = None
+) -> Iterator[Constraint]:
+    """What would be served but is not worth a build or a measurement, unless an expression names it."""
+    batching, delay, preferred = serving.DYNAMIC_BATCHING, serving.QUEUE_DELAY, serving.PREFERRED_SIZES
+    largest, instances = serving.MAX_BATCH_SIZE, serving.INSTANCES
+    yield Constraint(
         (delay, preferred),
         "without a queue delay the batcher waits for no preferred size",
         lambda v: v[delay] != "0" or v[preferred] == serving.NO_SIZES,
     )
     yield Constraint(
-        (serving.MAX_BATCH_SIZE, preferred),
-        "a preferred batch size is larger than max_batch_size",
-        lambda v: max(serving.batch_sizes(v[preferred]), default=0) <= int(v[serving.MAX_BATCH_SIZE]),
+        (batching, largest),
+        "a larger max_batch_size is reached by dynamic batching only",
+        lambda v: v[batching] == "on",
     )
     if not gpu:
         yield Constraint(
-            (serving.INSTANCES, "intra_op_threads"),
+            (instances, INTRA_OP_THREADS),
             f"more than twice as many threads as the {cores} cores",
-            lambda v: int(v[serving.INSTANCES]) * (int(v["intra_op_threads"]) or cores) <= 2 * cores,
+            lambda v: int(v[instances]) * (int(v[INTRA_OP_THREADS]) or cores) <= 2 * cores,
         )
     if engine_memory_bytes is not None and memory_limit_bytes is not None:
         yield Constraint(
-            (serving.INSTANCES,),
+            (instances,),
             f"{engine_memory_bytes / 2**20:.0f} MiB an instance do not fit {memory_limit_bytes / 2**20:.0f} MiB",
-            lambda v: int(v[serving.INSTANCES]) * engine_memory_bytes <= memory_limit_bytes,
+            lambda v: int(v[instances]) * engine_memory_bytes <= memory_limit_bytes,
         )
 
 
-def serving_only(route: Route, knobs: Iterable[Knob]) -> Route:
-    """The part of ``route`` that needs no new engine."""
-    return route.restricted(knob.name for knob in knobs if knob.layer is Layer.SERVING)
+def _may_change(knob: Knob, numeric: bool) -> bool:
+    if not knob.bounded or knob.knob_class is KnobClass.UNSAFE:
+        return False
+    return numeric or knob.knob_class is not KnobClass.NUMERIC
 
 
-def build_only(route: Route, knobs: Iterable[Knob]) -> Route:
-    """The part of ``route`` that needs an engine of its own."""
-    return route.without(knob.name for knob in knobs if knob.layer is Layer.SERVING)
+def _worth_trying(knob: Knob) -> Knob | None:
+    wanted = WORTH_TRYING.get(knob.name, knob.values)
+    if knob.name == "opt_batch" and len(knob.values) > 2:
+        # The engine is tuned for one batch size: the largest, a small one, and one in between are told apart.
+        wanted = (knob.values[0], knob.values[len(knob.values) // 2], knob.values[-1])
+    values = tuple(value for value in knob.values if value in wanted or value == knob.default)
+    return replace(knob, values=values) if set(values) - {knob.default} else None
 
 
-def _choices(knob: Knob) -> tuple[str, ...]:
-    return knob.values if knob.default in knob.values else (knob.default, *knob.values)
+def _never_lower(knob: Knob, today: int) -> None:
+    lower = [value for value in knob.values if int(value) < today]
+    if lower:
+        raise InputError(
+            f"{', '.join(lower)} is lower than today's {today}: requests that are accepted now would be refused",
+            where="--routes",
+            field=serving.MAX_BATCH_SIZE,
+            remedy=f"name values of {today} or more",
+        )
 
 
-def _changes(knob: Knob) -> tuple[str, ...]:
-    return tuple(value for value in knob.values if value != knob.default)
+def _held(offered: Iterable[Knob], searched: Iterable[Knob]) -> tuple[tuple[str, str], ...]:
+    names = {knob.name for knob in searched}
+    return tuple((knob.name, knob.default) for knob in offered if knob.name not in names)
+
+
+def _named(knobs: Sequence[Knob], layer: Layer) -> list[str]:
+    return [knob.name for knob in knobs if knob.layer is layer]
