@@ -9,28 +9,34 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import secrets
 import selectors
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from optimizer.errors import InputError
+from optimizer.load.bodies import Bodies, grpc_bodies, http_bodies, shared_memory_bodies
 from optimizer.load.estimators import summarize
+from optimizer.load.honesty import Observation, check
 from optimizer.load.loop import Plan, Report
 from optimizer.load.request_log import Column, RequestLog, load_request_log, merge_reports
+from optimizer.load.resources import ResourceSampler
 from optimizer.load.schedule import arrival_times, read_trace, sample_order
+from optimizer.load.shared_memory import NAME, SHARED_MEMORY, CudaRegion, OutputSlots, SystemRegion, lay_out
 from optimizer.load.worker import Prepare, Run
 from optimizer.load.worker_process import WorkerProcess
 from optimizer.records.measurement import Arrival, Measurement, Workload
 from optimizer.records.samples import Sample
-from optimizer.triton.client import Statistics, TritonClient, TritonError, build_request
+from optimizer.triton.client import Statistics, TritonClient, TritonError
 
 LEAD_S = 0.05
 """From the command to the first request: every process has read its plan by then."""
-START_TIMEOUT_S = 30.0
+PREPARE_TIMEOUT_S = 30.0
 REPORT_TIMEOUT_S = 30.0
 
 
@@ -42,6 +48,8 @@ class Window:
     responses: tuple[tuple[int, bytes], ...]
     """(sample index, serialized ModelInferResponse) of randomly chosen requests under load."""
     records_path: Path
+    spread: float | None = None
+    """How far thirds of the window are from their mean, in throughput or latency; ``None``: too few answers to tell."""
     aborted: str = ""
     """``code: text`` when the window ended early: ``server_gone``, ``nothing_succeeds``."""
 
@@ -52,15 +60,44 @@ class Window:
 class LoadGenerator:
     """A context manager. ``grpc_url`` is ``host:port``; ``directory`` receives the request logs.
 
-    ``processes`` is the number of load processes; by default a quarter of the cores, at least 1 and at most 4.
+    * ``processes``: number of load processes; by default a quarter of the cores, at least 1 and at most 4.
+    * ``transport``: ``grpc``, or ``http`` with ``http_url``.
+    * ``shared_memory``: ``system`` or ``cuda`` (inputs only) instead of tensors over the wire; gRPC only.
+    * ``metrics_url``, ``memory``, ``gpu``: where to read queue length, server memory and GPU from while a window runs.
+
     Raises :class:`EnvironmentFailure` when a load process cannot start or dies. A failing server is never an
     exception: it is a Window with ``usable=False`` and typed failures.
     """
 
-    def __init__(self, grpc_url: str, *, processes: int | None = None, directory: Path) -> None:
+    def __init__(
+        self,
+        grpc_url: str,
+        *,
+        processes: int | None = None,
+        directory: Path,
+        transport: Literal["grpc", "http"] = "grpc",
+        http_url: str | None = None,
+        shared_memory: Literal["system", "cuda"] | None = None,
+        metrics_url: str | None = None,
+        memory: Callable[[], int | None] | None = None,
+        gpu: str | None = None,
+    ) -> None:
+        if transport == "http" and http_url is None:
+            raise InputError("the HTTP transport needs an address", field="http_url", remedy="give host:port")
+        if transport == "http" and shared_memory:
+            raise InputError(
+                "shared memory goes with gRPC only", field="shared_memory", remedy="leave it out, or use transport grpc"
+            )
         self.grpc_url = grpc_url
         self.directory = directory
         self.processes = processes or max(1, min(4, (os.cpu_count() or 1) // 4))
+        self._transport = transport
+        self._url = http_url if transport == "http" and http_url is not None else grpc_url
+        self._shared_memory = shared_memory
+        self._token = f"{NAME}_{os.getpid()}_{secrets.token_hex(4)}"
+        self._region: SystemRegion | CudaRegion | None = None
+        self._regions = itertools.count(1)
+        self._sampler = ResourceSampler(memory=memory, metrics_url=metrics_url, gpu=gpu)
         self._workers: list[WorkerProcess] = []
         self._rows: Column = np.empty(0, np.int64)
         self._sample_ids: tuple[str, ...] = ()
@@ -70,7 +107,11 @@ class LoadGenerator:
         self.directory.mkdir(parents=True, exist_ok=True)
         try:
             for number in range(self.processes):
-                self._workers.append(WorkerProcess(self.directory / f"load-process-{number}.log"))
+                self._workers.append(
+                    WorkerProcess(
+                        self.directory / f"load-process-{number}.log", remove=[f"{SHARED_MEMORY}/{self._token}*"]
+                    )
+                )
         except BaseException:
             self.close()
             raise
@@ -80,18 +121,55 @@ class LoadGenerator:
         self.close()
 
     def close(self) -> None:
+        """Idempotent."""
+        for worker in self._workers:
+            worker.ask_to_end()
         for worker in self._workers:
             worker.stop()
         self._workers.clear()
+        self._close_region()
+        self._sampler.close()
 
-    def prepare(self, samples: Sequence[Sample], datatypes: Mapping[str, str]) -> None:
-        """Sends the samples to the processes. ``datatypes`` maps input name to Triton data type."""
+    @property
+    def pids(self) -> tuple[int, ...]:
+        return tuple(pid for worker in self._workers if (pid := worker.pid) is not None)
+
+    def prepare(
+        self,
+        samples: Sequence[Sample],
+        datatypes: Mapping[str, str],
+        *,
+        output_bytes: Mapping[str, int] | None = None,
+    ) -> None:
+        """Sends the samples to the processes, in place of those of an earlier call. ``datatypes`` maps input name to
+        Triton data type. With system shared memory, outputs named in ``output_bytes`` (the bytes of the largest
+        answer) come back through it as well.
+        """
+        if not self._workers:
+            raise RuntimeError("enter the LoadGenerator's with block first")
         if not samples:
             raise InputError("no samples to send", field="samples", remedy="give at least one sample")
+        outputs = None
+        if self._shared_memory:
+            bodies = self._stage(samples, datatypes)
+            if output_bytes and self._shared_memory == "system":
+                outputs = OutputSlots(dict(output_bytes), self._token)
+        else:
+            bodies = (http_bodies if self._transport == "http" else grpc_bodies)(samples, datatypes)
+        region = (self._region.name,) if self._region is not None else ()
+        cuda = self._shared_memory == "cuda"
+        commands = [
+            # The first process takes back the inputs' registration, the others have only their own.
+            Prepare(self._transport, self._url, self.grpc_url, bodies, outputs, () if number else region, cuda)
+            for number in range(len(self._workers))
+        ]
+        for worker, command in zip(self._workers, commands, strict=True):
+            worker.write(command)
+        deadline = time.monotonic() + PREPARE_TIMEOUT_S
+        for worker in self._workers:
+            worker.read(deadline, str)
         self._rows = np.array([sample.batch for sample in samples], dtype=np.int64)
         self._sample_ids = tuple(sample.id for sample in samples)
-        bodies = tuple(build_request("", sample.inputs, datatypes) for sample in samples)
-        self._ask([Prepare(self.grpc_url, bodies)] * len(self._workers), START_TIMEOUT_S)
 
     def run(
         self,
@@ -105,29 +183,47 @@ class LoadGenerator:
         drain_s: float = 10.0,
     ) -> Window:
         """One window. The load runs for ``warmup_s`` before it; answers still out at its end are awaited for at most
-        ``drain_s``, so that the next window meets an empty server.
+        ``drain_s``, so that the next window meets an empty server. How its numbers are estimated is said in
+        :mod:`optimizer.load.estimators`, when they may be believed in :mod:`optimizer.load.honesty`.
         """
         if not len(self._rows):
             raise InputError("nothing prepared", field="samples", remedy="call prepare() before run()")
         start_ns = time.monotonic_ns() + round((LEAD_S + warmup_s) * 1e9)
         plans, duration_ns = self._plans(workload, start_ns, warmup_s, drain_s, keep_responses, sample_weights)
-        started_at = time.time() + LEAD_S + warmup_s
+        start_ns = plans[0].window_start_ns
+        started_at = time.time() + (start_ns - time.monotonic_ns()) / 1e9
         for worker, plan in zip(self._workers, plans, strict=True):
             worker.write(Run(model, plan))
         with TritonClient(self.grpc_url, timeout_s=2.0) as client:
             _sleep_until(start_ns)
             before = _statistics(client, model)
-            self._wait_for_reports(plans, start_ns + duration_ns)
+            self._sampler.start(model)
+            try:
+                self._wait_for_reports(plans, start_ns + duration_ns)
+            finally:
+                resources = self._sampler.stop()
             after = _statistics(client, model)
         deadline = time.monotonic() + max(0.0, (plans[0].drain_end_ns - time.monotonic_ns()) / 1e9) + REPORT_TIMEOUT_S
         reports = [worker.read(deadline, Report) for worker in self._workers]
         log = merge_reports(reports, window_start_ns=start_ns, duration_ns=duration_ns)
         path = self.directory / f"{candidate_id}-{next(self._numbers):05d}.npz"
         log.save(path)
-        summary = summarize(
-            log, self._rows, open_loop=plans[0].open_loop, unsent=sum(report.unsent for report in reports)
-        )
+        open_loop = workload.arrival is not Arrival.CLOSED_LOOP
+        summary = summarize(log, self._rows, open_loop=open_loop, unsent=sum(report.unsent for report in reports))
         aborted = next((report.aborted for report in reports if report.aborted), "")
+        if summary.requests and not aborted:
+            cpu_s = [report.cpu_ns / 1e9 for report in reports]
+            resources = replace(
+                resources,
+                client_cpu=max(cpu_s) / (duration_ns / 1e9),
+                client_cpu_us_per_request=sum(cpu_s) * 1e6 / summary.requests,
+            )
+        server = after.since(before) if before is not None and after is not None else None
+        warnings, usable = check(
+            Observation(
+                summary, resources, server, duration_ns / 1e9, None if open_loop else workload.concurrency, aborted
+            )
+        )
         measurement = Measurement(
             candidate_id=candidate_id,
             workload=workload,
@@ -139,16 +235,35 @@ class LoadGenerator:
             throughput=summary.throughput,
             latency_mean_us=summary.latency_mean_us,
             percentiles_us=summary.percentiles_us,
-            server=after.since(before) if before is not None and after is not None else None,
-            warnings=(aborted,) if aborted else (),
-            usable=not aborted and summary.requests > 0,
+            server=server,
+            resources=resources,
+            warnings=warnings,
+            usable=usable,
             raw_file=path.name,
         )
         responses = [answer for report in reports for answer in report.responses]
         if len(responses) > keep_responses:
             # Every process kept its share, rounded up.
             random.Random(workload.seed).shuffle(responses)
-        return Window(measurement, tuple(responses[:keep_responses]), path, aborted)
+        return Window(measurement, tuple(responses[:keep_responses]), path, summary.spread, aborted)
+
+    def _stage(self, samples: Sequence[Sample], datatypes: Mapping[str, str]) -> Bodies:
+        data, places = lay_out(samples, datatypes)
+        self._close_region()
+        name = f"{self._token}_in_{next(self._regions)}"
+        if self._shared_memory == "cuda":
+            self._region = CudaRegion(name, data)
+        else:
+            self._region = SystemRegion(name, max(1, len(data)))
+            self._region.memory[: len(data)] = data
+        with TritonClient(self.grpc_url, timeout_s=5.0) as client:
+            self._region.register(client)
+        return shared_memory_bodies(samples, datatypes, places, name)
+
+    def _close_region(self) -> None:
+        if self._region is not None:
+            self._region.close()
+            self._region = None
 
     def _plans(
         self,
@@ -207,13 +322,6 @@ class LoadGenerator:
                 if plan.slots or plan.intended_ns:
                     selector.register(worker.descriptor, selectors.EVENT_READ)
             selector.select(max(0.0, (end_ns - time.monotonic_ns()) / 1e9))
-
-    def _ask(self, commands: Sequence[object], timeout_s: float) -> None:
-        for worker, command in zip(self._workers, commands, strict=True):
-            worker.write(command)
-        deadline = time.monotonic() + timeout_s
-        for worker in self._workers:
-            worker.read(deadline, str)
 
 
 def _sleep_until(moment_ns: int) -> None:

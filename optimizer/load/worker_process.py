@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import select
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +19,7 @@ from optimizer.load import worker
 
 T = TypeVar("T")
 CHUNK_BYTES = 1 << 20
+PATIENCE_S = 2.0
 
 
 class WorkerProcess:
@@ -34,7 +37,7 @@ class WorkerProcess:
             env={**os.environ, "PYTHONPATH": search_path},
             log_path=log_path,
             remove=remove,
-            grace_s=2.0,
+            grace_s=3.0,
             pipes=True,
         )
         assert self._guarded.stdin is not None
@@ -65,7 +68,16 @@ class WorkerProcess:
             )
         return answer
 
+    def ask_to_end(self) -> None:
+        """Returns at once; ``stop`` waits."""
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+
     def stop(self) -> None:
+        # The process ends with its stdin, and tidies up at the server; the guardian sees to it if it does not.
+        self.ask_to_end()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._guarded.wait(PATIENCE_S)
         self._guarded.stop()
 
     def _read_exactly(self, size: int, deadline: float) -> bytes:
@@ -73,7 +85,7 @@ class WorkerProcess:
         while len(data) < size:
             left_s = deadline - time.monotonic()
             if left_s <= 0 or not select.select([self.descriptor], [], [], left_s)[0]:
-                self.stop()
+                self._guarded.stop()
                 raise EnvironmentFailure(
                     "a load process did not answer in time and was ended",
                     where=self._log_path,

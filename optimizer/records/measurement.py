@@ -68,6 +68,13 @@ class Resources:
     client_cpu: float | None = None
     """Busy fraction of the busiest client process."""
     host_cpu: float | None = None
+    """Busy fraction of the host's cores, all together."""
+    host_memory_bytes: int | None = None
+    """Peak of the host's memory in use (total less available), whoever uses it."""
+    client_cpu_us_per_request: float | None = None
+    pending_mean: float | None = None
+    """Requests waiting in the server's queue for this model, mean and peak of the readings."""
+    pending_max: float | None = None
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,35 @@ class TritonClient:
         answer = self._call("ModelStatistics", self._pb.ModelStatisticsRequest(name=name, version=version))
         return Statistics(answer.model_stats)
 
+    # Shared memory
+
+    def register_system_shared_memory(self, name: str, key: str, byte_size: int) -> None:
+        """``key`` is the name for ``shm_open``, with its leading slash."""
+        self._call(
+            "SystemSharedMemoryRegister",
+            self._pb.SystemSharedMemoryRegisterRequest(name=name, key=key, offset=0, byte_size=byte_size),
+        )
+
+    def register_cuda_shared_memory(self, name: str, raw_handle: bytes, device_id: int, byte_size: int) -> None:
+        """``raw_handle`` is the 64 bytes of a ``cudaIpcMemHandle_t``."""
+        self._call(
+            "CudaSharedMemoryRegister",
+            self._pb.CudaSharedMemoryRegisterRequest(
+                name=name, raw_handle=raw_handle, device_id=device_id, byte_size=byte_size
+            ),
+        )
+
+    def unregister_shared_memory(self, name: str, *, cuda: bool = False) -> None:
+        """No error where the server does not know it."""
+        kind = "Cuda" if cuda else "System"
+        request = getattr(self._pb, f"{kind}SharedMemoryUnregisterRequest")(name=name)
+        self._call(f"{kind}SharedMemoryUnregister", request, 2.0)
+
+    def shared_memory_regions(self) -> list[str]:
+        """Names of the registered system regions."""
+        answer = self._call("SystemSharedMemoryStatus", self._pb.SystemSharedMemoryStatusRequest())
+        return sorted(answer.regions)
+
     # Inference
 
     def infer(
