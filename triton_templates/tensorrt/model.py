@@ -40,6 +40,8 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self._instance = args["model_instance_name"]
         self._dead = ""
+        self._session: Session | None = None
+        self._phases: Phases | None = None
         try:
             self._settings = trt_settings.read(args["model_config"], self._instance)
             self._open(args)
@@ -54,7 +56,6 @@ class TritonPythonModel:
                 f"instance group of kind {args['model_instance_kind']} of model '{settings.model}' is not supported "
                 "for TensorRT models: use KIND_GPU"
             )
-        self._session: Session | None = None
         device = Device(int(args["model_instance_device_id"]))
         capability = device.compute_capability()
         machine = (
@@ -323,9 +324,8 @@ class TritonPythonModel:
         self._close()
 
     def _close(self) -> None:
-        session = getattr(self, "_session", None)
-        if session is not None and not self._dead:
-            session.close()
+        if self._session is not None and not self._dead:
+            self._session.close()
         self._session = None
 
 
