@@ -134,6 +134,17 @@ def apply_serving(config: ModelConfig, route: Route) -> ModelConfig:
     return changed
 
 
+def serving_caveats(config: ModelConfig) -> tuple[str, ...]:
+    """What a server may make of ``config`` that a sandbox without auto-completion does not."""
+    batcher = config.WhichOneof("scheduling_choice")
+    if config.backend == _TENSORRT and config.max_batch_size > 1 and batcher is None:
+        return (
+            "no dynamic batching in the config: a server with auto-completion (the default) turns it on for TensorRT "
+            "models; what was measured is a server with --disable-auto-complete-config",
+        )
+    return ()
+
+
 def batch_sizes(text: str) -> tuple[int, ...]:
     """``"4,8"`` to ``(4, 8)``, ``"none"`` to ``()``. Raises :class:`InputError`."""
     if text == NO_SIZES:
@@ -183,6 +194,7 @@ def _survey_batching(
     gpu: bool,
     family: str,
 ) -> None:
+    tensorrt = (family or model.backend) == _TENSORRT or (not family and model.format is ModelFormat.PLAN)
     if found.max_batch_size == 1:
         for name in (DYNAMIC_BATCHING, QUEUE_DELAY, PREFERRED_SIZES):
             reasons[name] = "max_batch_size is 1: there is nothing to batch"
@@ -191,6 +203,8 @@ def _survey_batching(
             reasons[DYNAMIC_BATCHING] = (
                 f"the batcher's {', '.join(found.batcher_features)} would be lost by turning it off"
             )
+        elif found.batching and tensorrt:
+            reasons[DYNAMIC_BATCHING] = "a server that completes configs turns it on again for TensorRT models"
         else:
             values[DYNAMIC_BATCHING] = ("on" if found.batching else "off", ["off", "on"], _BATCHING_HELP)
         delays = sorted({0, found.queue_delay_us, *(_DELAYS_GPU_US if gpu else _DELAYS_CPU_US)})
@@ -198,8 +212,7 @@ def _survey_batching(
         as_found = _sizes_text(found.preferred)
         values[PREFERRED_SIZES] = (as_found, _preferred_choices(found), _SIZES_HELP)
 
-    backend = family or model.backend
-    if backend == _TENSORRT or model.format is ModelFormat.PLAN:
+    if tensorrt:
         reasons[MAX_BATCH_SIZE] = "a TensorRT engine takes no larger batch than its optimization profile allows"
     else:
         limit = _LARGEST_OFFERED_BATCH[gpu]
