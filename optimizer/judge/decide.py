@@ -42,7 +42,7 @@ class JudgeSettings:
     """The confirmation is sized to find a gain that exceeds ``min_gain`` by this much …"""
     power: float = 0.8
     """… with this probability."""
-    min_pairs: int = 4
+    min_pairs: int = 6
     max_pairs: int = 48
     max_dropped: float = 1 / 3
     """Larger part of disturbed pairs at which a confirmation counts as too noisy."""
@@ -116,8 +116,8 @@ def decide(
     counts in the correction for several comparisons, whatever became of it.
 
     Where as-found could not be served, ``default_id`` is what must be beaten, and the decision says so. Of several
-    accepted finalists the one with the highest lower bound wins, but one that is not shown to beat an accepted
-    default route by the minimum gain gives way to it: the simpler route, at no demonstrated cost.
+    accepted finalists the one with the highest estimate (less its standard error) wins, but one that is not shown to
+    beat an accepted default route by the minimum gain gives way to it: the simpler route, at no demonstrated cost.
     """
     settings, context = settings or JudgeSettings(), context or Context()
     reference = AS_FOUND if context.as_found_served else context.default_id
@@ -256,7 +256,9 @@ def _winner(
 ) -> _Judged | None:
     if not accepted:
         return None
-    best = max(accepted, key=lambda each: bounds(each.summary, alpha)[0])
+    # One spread for all: from a few pairs each, the bounds differ more by luck in the spread than by gain.
+    spread = math.sqrt(math.fsum(each.summary.sd**2 for each in accepted) / len(accepted))
+    best = max(accepted, key=lambda each: each.summary.mean - spread / math.sqrt(each.summary.n))
     default = next((each for each in accepted if each.finalist.candidate_id == default_id), None)
     if default is None or default is best:
         return best

@@ -192,14 +192,13 @@ def _survivors(racing: Sequence[Entry], places: int) -> list[Entry]:
 
 
 def _run_round(board: Board, racing: Sequence[Entry], pairs: int, settings: RaceSettings) -> None:
-    done: list[Entry] = []
+    leaders: list[Entry] = []
 
     def hopeless(entry: Entry) -> bool:
-        if len(done) < settings.finalists:
-            return False
-        bar = sorted(done, key=lambda other: -other.score)[settings.finalists - 1]
-        return board.clearly_beaten(entry, bar, settings.deviations)
+        return len(leaders) == settings.finalists and board.clearly_beaten(entry, leaders[-1], settings.deviations)
 
     for entry in racing:
         if board.try_out(entry, pairs, hopeless):
-            done.append(entry)
+            leaders.append(entry)
+            leaders.sort(key=lambda leader: -leader.score)
+            del leaders[settings.finalists :]

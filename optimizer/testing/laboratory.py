@@ -15,7 +15,7 @@ from optimizer.records.candidate import Pair, Rejection, Stage
 from optimizer.records.route import AS_FOUND, Candidate, Route
 from optimizer.search._base import BudgetSpent
 
-_BLOCK = 64
+_BLOCK = 8
 
 
 class SimulatedLaboratory:
@@ -23,7 +23,9 @@ class SimulatedLaboratory:
 
     ``truth`` maps routes to their true ln ratio over the reference (missing: 0). Pair ``i`` of a candidate for a
     purpose is the same whenever it is asked for, in whatever order: drawn from ``seed``, the route's place in
-    ``truth`` and ``i``, normally with standard deviation ``noise``. ``log`` lists every trial that was really run.
+    ``truth`` and ``i``, normally with standard deviation ``noise``. p99 falls as the objective rises, with a noise of
+    its own. A route that is not in ``truth`` shares its draws with the others that are not. ``log`` lists every trial
+    that was really run.
     """
 
     def __init__(
@@ -31,6 +33,7 @@ class SimulatedLaboratory:
         truth: Mapping[Route, float],
         *,
         noise: float = 0.015,
+        p99_noise: float = 0.0,
         seed: int = 0,
         known_noise: float | None = None,
         rejected: Mapping[Route, Stage] | None = None,
@@ -43,6 +46,7 @@ class SimulatedLaboratory:
         self.log: list[tuple[str, str, int]] = []
         self.pairs_run = 0
         self._noise = noise
+        self._p99_noise = p99_noise
         self._known_noise = noise if known_noise is None else known_noise
         self._seed = seed
         self._rejected = rejected or {}
@@ -51,7 +55,7 @@ class SimulatedLaboratory:
         self._build_knobs = build_knobs
         self._default = default or Candidate("simulated", "0", AS_FOUND, Route())
         self._places = {route: place for place, route in enumerate(truth)}
-        self._drawn: dict[tuple[int, str, int], np.ndarray[Any, np.dtype[np.float64]]] = {}
+        self._drawn: dict[tuple[str, int], np.ndarray[Any, np.dtype[np.float64]]] = {}
         self._memory: dict[tuple[str, str, int], Pair | Rejection | None] = {}
 
     @property
@@ -86,7 +90,9 @@ class SimulatedLaboratory:
         self._spend()
         self.pairs_run += 1
         self.log.append(key)
-        log_ratio = self.truth.get(candidate.route, 0.0) + self._noise * self._draw(candidate.route, purpose, index)
+        truth = self.truth.get(candidate.route, 0.0)
+        drawn = self._draw(candidate.route, purpose, index)
+        log_ratio = truth + self._noise * drawn[0]
         usable = self._unusable is None or not self._unusable(candidate, index)
         pair = Pair(
             candidate_id=candidate.id,
@@ -94,7 +100,7 @@ class SimulatedLaboratory:
             purpose=purpose,
             index=index,
             log_ratio=log_ratio,
-            p99_log_ratio=0.0,
+            p99_log_ratio=self._p99_noise * drawn[1] - truth,
             reference_throughput=1000.0,
             candidate_throughput=1000.0 * math.exp(log_ratio),
             usable=usable,
@@ -103,14 +109,15 @@ class SimulatedLaboratory:
         self._memory[key] = pair
         return pair
 
-    def _draw(self, route: Route, purpose: str, index: int) -> float:
-        place = self._places.get(route, len(self._places))
-        block = (place, purpose, index // _BLOCK)
+    def _draw(self, route: Route, purpose: str, index: int) -> tuple[float, float]:
+        """Two independent standard normal numbers: for the objective and for p99."""
+        block = (purpose, index // _BLOCK)
         drawn = self._drawn.get(block)
         if drawn is None:
-            stream = np.random.default_rng([self._seed, place, len(purpose), index // _BLOCK])
-            drawn = self._drawn[block] = stream.standard_normal(_BLOCK)
-        return float(drawn[index % _BLOCK])
+            stream = np.random.default_rng([self._seed, index // _BLOCK, *purpose.encode()])
+            drawn = self._drawn[block] = stream.standard_normal((_BLOCK, len(self._places) + 1, 2))
+        objective, p99 = drawn[index % _BLOCK, self._places.get(route, len(self._places))]
+        return float(objective), float(p99)
 
     def _spend(self) -> None:
         if self._max_pairs is not None and self.pairs_run >= self._max_pairs:
