@@ -15,6 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No test depends on time, and a run on a busy machine is the run on an idle one.
+settings.register_profile("shared", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared")
 
 TINY_CONFIG = """\
 # Serves Y = 2 X + 1.

@@ -93,6 +93,8 @@ class Space:
         """At most ``limit`` routes, the default first, then all single changes, then combinations spread over the
         space: a few engines, each under many serving settings. Deterministic for a seed.
         """
+        if self.size <= limit:
+            return list(self.everything())
         singles = list(itertools.islice(self._singles(), max(0, limit)))
         chosen = dict.fromkeys(singles)
         serving = [knob for knob in self.knobs if knob.layer is Layer.SERVING]
@@ -103,7 +105,7 @@ class Space:
         engines = list(dict.fromkeys([*engines, *more]))
         draws = 0
         chance = random.Random(seed)
-        while len(chosen) < min(limit, self.size) and draws < 50 * limit:
+        while len(chosen) < limit and draws < 50 * limit:
             engine = engines[draws % len(engines)]
             draws += 1
             picked = {knob.name: chance.choice(self._choices(knob)) for knob in serving}

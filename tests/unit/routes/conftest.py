@@ -20,9 +20,7 @@ def model_from(text: str, *, file_format: ModelFormat = ModelFormat.ONNX) -> Mod
 
     def specs(tensors: object) -> tuple[TensorSpec, ...]:
         return tuple(
-            TensorSpec(
-                one.name, datatype_name(one.data_type), tuple(one.dims), shape_tensor=one.is_shape_tensor
-            )
+            TensorSpec(one.name, datatype_name(one.data_type), tuple(one.dims), shape_tensor=one.is_shape_tensor)
             for one in tensors  # type: ignore[attr-defined]
         )
 

@@ -113,12 +113,18 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         assert caught.value.where == str(path)
 
 
-@given(
-    st.text()
-    | st.recursive(st.none() | st.text() | st.integers(), lambda v: st.lists(v) | st.dictionaries(st.text(), v)).map(
-        lambda value: json.dumps({"tuner_options": value})
-    )
+options = st.fixed_dictionaries(
+    {},
+    optional={
+        "option": st.sampled_from(["-a", "a", "", "- b", "-a=b"]) | st.none(),
+        "allowed_values": st.text(alphabet="-a=[]|on.", max_size=8) | st.integers(),
+        "default_value": st.text(alphabet="on[|", max_size=3),
+    },
 )
+documents = st.lists(options | st.none(), max_size=3).map(lambda value: json.dumps({"tuner_options": value}))
+
+
+@given(st.text(max_size=40) | documents | st.text(alphabet="-a\t[on|off]\n#", max_size=60))
 def test_any_text_is_read_or_refused(text: str) -> None:
     for parse in (parse_json, parse_table):
         try:
