@@ -88,7 +88,7 @@ def holm(p_values: Sequence[float], alpha: float) -> list[bool]:
 
     It gives verdicts without simultaneous bounds, so decisions that report an interval use Bonferroni.
     """
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
+    order = sorted(range(len(p_values)), key=lambda index: (math.isnan(p_values[index]), p_values[index]))
     rejected = [False] * len(p_values)
     for rank, index in enumerate(order):
         if not p_values[index] <= alpha / (len(p_values) - rank):
