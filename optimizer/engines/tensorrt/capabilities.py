@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import uuid
+import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
@@ -155,6 +156,7 @@ def probe(module: Any, name: str) -> Capabilities:
         static,
         gpu=gpu,
         live=True,
+        timing_cache=static.timing_cache and _caches_timings(config),
         all_build_routes=str(config.all_build_routes or "") if static.build_route else "",
         default_flags=tuple(key.lower() for key, flag in flags.items() if config.get_flag(flag)),
         default_tactic_sources=tuple(key.lower() for key, source in sources.items() if mask >> int(source) & 1),
@@ -180,6 +182,17 @@ def _rejected(module: Any, config: Any, static: Capabilities) -> Iterator[str]:
                 taken = False
             if not taken:
                 yield f"{knob}={key.lower()}"
+
+
+def _caches_timings(config: Any) -> bool:
+    """TensorRT-RTX keeps the methods and says in a warning that they do nothing."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            taken = config.set_timing_cache(config.create_timing_cache(b""), False)
+        except Exception:  # noqa: BLE001 - a refusal is the answer
+            return False
+    return taken is not False and not any("no-op" in str(item.message) for item in caught)
 
 
 def gpu_identity() -> dict[str, str]:

@@ -21,7 +21,10 @@ _LOG_SIGNS: tuple[tuple[BuildFailureReason, str], ...] = (
         r"No importer registered for op|[Uu]nsupported operator|Plugin not found|getPluginCreator could not find"
         r"|Unable to find plugin|UNSUPPORTED_NODE\b",
     ),
-    (BuildFailureReason.NO_IMPLEMENTATION, r"Could not find any implementation for node|no implementation"),
+    (
+        BuildFailureReason.NO_IMPLEMENTATION,
+        r"Could not find any implementation for node|Could not infer output types for operation",
+    ),
 )
 
 

@@ -21,7 +21,7 @@ from optimizer.engines.tensorrt import knobs as knob_tables
 from optimizer.engines.tensorrt.capabilities import Capabilities
 from optimizer.engines.tensorrt.profiles import ProfileRefusal, default_opt_batch, parse_ranges, plan_profiles
 from optimizer.engines.tensorrt.refusals import format_refusal, refusals
-from optimizer.engines.tensorrt.source import OnnxSource, read_source
+from optimizer.engines.tensorrt.source import read_source, rename_dimensions, separate_dimensions
 from optimizer.engines.tensorrt.supervisor import WorkerFailure, WorkerPlace, run_worker
 from optimizer.errors import InputError
 from optimizer.records.engine import BuildFailure, BuildFailureReason, Engine
@@ -218,7 +218,11 @@ class TensorRTFamily:
             "timing_cache_directory": str(request.cache_directory) if request.cache_directory else None,
         }
         rewrite = not have.weak_typing and route.precision in ("fp16", "bf16")
-        return _Prepared(have, onnx, document, rewrite, plan.from_workload)
+        observed = [
+            *(tuple(request.shapes) or self.shapes),
+            *({name: triple[which] for name, triple in item.items()} for item in plan.profiles for which in range(3)),
+        ]
+        return _Prepared(have, document, rewrite, plan.from_workload, separate_dimensions(onnx, observed))
 
     def _build(self, request: BuildRequest, prepared: _Prepared) -> Engine | BuildFailure:
         document = dict(prepared.document)
@@ -229,7 +233,11 @@ class TensorRTFamily:
             if prepared.rewrite:
                 answer = run_worker(
                     WorkerPlace(sys.executable, module=_PRECISION_WORKER),
-                    {**_pick(document, "onnx", "precision", "keep_fp32"), "target": str(rewritten)},
+                    {
+                        **_pick(document, "onnx", "precision", "keep_fp32"),
+                        "target": str(rewritten),
+                        "dimension_names": prepared.dimension_names,
+                    },
                     request.directory,
                     time_limit_s=remaining,
                     memory_limit_bytes=request.memory_limit_bytes,
@@ -239,6 +247,9 @@ class TensorRTFamily:
                     return _failure(request, answer, 0.0)
                 spent = answer.seconds
                 document.update(onnx=str(rewritten), rewritten=True)
+            elif prepared.dimension_names:
+                _write_renamed(Path(document["onnx"]), rewritten, prepared.dimension_names)
+                document.update(onnx=str(rewritten), weights_of=document["onnx"])
             place = (
                 self._place
                 if request.gpu is None
@@ -270,10 +281,10 @@ class TensorRTFamily:
 @dataclass(frozen=True)
 class _Prepared:
     have: Capabilities
-    onnx: OnnxSource
     document: Mapping[str, Any]
     rewrite: bool
     from_workload: tuple[str, ...]
+    dimension_names: Mapping[str, Mapping[int, str]]
 
 
 class _Refused(Exception):
@@ -309,6 +320,14 @@ def estimate_disk(
     held = engines if save_all else min(engines, 5)
     free = shutil.disk_usage(directory).free if directory is not None else None
     return DiskEstimate(each, held, each * held, free)
+
+
+def _write_renamed(source: Path, target: Path, names: Mapping[str, Mapping[int, str]]) -> None:
+    import onnx
+
+    model = onnx.load(str(source), load_external_data=False)
+    rename_dimensions(model, names)
+    target.write_bytes(model.SerializeToString())
 
 
 def _pick(document: Mapping[str, Any], *names: str) -> dict[str, Any]:

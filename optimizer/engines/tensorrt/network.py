@@ -28,14 +28,20 @@ def triton_type(value: Any) -> str:
     return _TRITON_NAMES.get(name, name)
 
 
-def parse(module: Any, builder: Any, logger: Any, have: Capabilities, onnx_file: Path) -> tuple[Any, Any]:
-    """Network and parser (which owns the weights: keep it). Raises :class:`BuildRefused` naming node and operator."""
+def parse(
+    module: Any, builder: Any, logger: Any, have: Capabilities, onnx_file: Path, weights_of: str | None = None
+) -> tuple[Any, Any]:
+    """Network and parser (which owns the weights: keep it). Raises :class:`BuildRefused` naming node and operator.
+
+    ``weights_of`` is the file beside which external data lie, where that is not ``onnx_file``.
+    """
     creation = 0
     if have.explicit_batch_flag:
         creation |= 1 << int(module.NetworkDefinitionCreationFlag.EXPLICIT_BATCH)
     network = builder.create_network(creation)
     parser = module.OnnxParser(network, logger)
-    if not parser.parse_from_file(str(onnx_file)):
+    done = parser.parse(onnx_file.read_bytes(), weights_of) if weights_of else parser.parse_from_file(str(onnx_file))
+    if not done:
         raise _parse_failure(parser, onnx_file)
     return network, parser
 

@@ -23,16 +23,20 @@ class NotAvailable(Exception):
 
 
 def apply_precision(
-    module: Any, config: Any, have: Capabilities, precision: str, quantized: tuple[str, ...]
+    module: Any, config: Any, have: Capabilities, precision: str, quantized: tuple[str, ...], rewritten: bool
 ) -> dict[str, bool]:
     """Sets precision flags. ``quantized`` are the types of the network's own Q/DQ nodes: weak typing needs their flag.
 
-    Under strong typing the ONNX has been rewritten before, and only TF32 remains a flag.
+    Under strong typing the network's types decide: the ONNX must have been ``rewritten``, and only TF32 is a flag.
     """
-    if precision in ("fp32", "tf32") or not have.weak_typing:
-        wanted = {"tf32": precision != "fp32"}
-    else:
+    if precision in ("fp32", "tf32"):
+        wanted = {"tf32": precision == "tf32"}
+    elif rewritten:
+        wanted = {}
+    elif have.weak_typing:
         wanted = {precision: True}
+    else:
+        raise NotAvailable("precision", precision, f"{have.builder} takes types from the network; rewrite the ONNX")
     if have.weak_typing:
         wanted.update(dict.fromkeys(quantized, True))
     for flag, on in wanted.items():
@@ -75,9 +79,9 @@ _LAYER_TYPES: Mapping[str, tuple[str, ...]] = {
 
 
 def _operation(module: Any, layer: Any) -> str:
-    # INetworkDefinition.get_layer returns the derived class on every release seen; be safe where it does not.
-    del module
-    return str(getattr(layer, "op", "")).rsplit(".", 1)[-1].lower()
+    # get_layer returns the base class; the derived one, which knows its operation, is only a cast away.
+    layer.__class__ = module.IElementWiseLayer
+    return str(layer.op).rsplit(".", 1)[-1].lower()
 
 
 def apply_builder(module: Any, config: Any, have: Capabilities, settings: Mapping[str, str]) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 from optimizer.engines.onnx_files import UnreadableOnnx, external_files, onnx_file
 from optimizer.errors import InputError
 
+_PLACEHOLDERS = frozenset({"none", "unknown", "unk", "dynamic", "dyn"})
 _QUANTIZERS = {"QuantizeLinear", "DequantizeLinear"}
 
 
@@ -69,6 +72,38 @@ def read_source(path: Path) -> OnnxSource:
         operators=frozenset(operators),
         size_bytes=size,
     )
+
+
+def separate_dimensions(
+    source: OnnxSource, observed: Sequence[Mapping[str, tuple[int, ...]]]
+) -> dict[str, dict[int, str]]:
+    """New names of input dimensions: ``{input: {axis: name}}``; empty when the names are right as they are.
+
+    TensorRT takes dimensions of one name to be equal, and exporters write ``?`` for every free one. Such placeholders,
+    and names that ``observed`` shapes (requests, profiles) contradict, get names of their own.
+    """
+    contradicted = set()
+    for shapes in observed:
+        seen: dict[str, int] = {}
+        for tensor in source.inputs:
+            for name, size in zip(tensor.symbols, shapes.get(tensor.name, ()), strict=False):
+                if name and seen.setdefault(name, size) != size:
+                    contradicted.add(name)
+    renamed: dict[str, dict[int, str]] = {}
+    for tensor in source.inputs:
+        for axis, name in enumerate(tensor.symbols):
+            proper = re.fullmatch(r"[A-Za-z_]\w*", name) and name.lower() not in _PLACEHOLDERS
+            if name and (name in contradicted or not proper):
+                renamed.setdefault(tensor.name, {})[axis] = f"{tensor.name}_axis_{axis}"
+    return renamed
+
+
+def rename_dimensions(model: Any, names: Mapping[str, Mapping[int, str]]) -> None:
+    """Changes ``model``'s inputs in place; types of intermediate tensors are dropped, since they use the old names."""
+    for value in model.graph.input:
+        for axis, name in names.get(value.name, {}).items():
+            value.type.tensor_type.shape.dim[axis].dim_param = name
+    del model.graph.value_info[:]
 
 
 def _nodes(graph: Any) -> Any:

@@ -67,6 +67,8 @@ def run_worker(
     request_path, result_path, log_path = directory / "request.json", directory / "result.json", directory / log_name
     started = time.monotonic()
     try:
+        # An answer that an earlier worker left here must not pass for this one.
+        result_path.unlink(missing_ok=True)
         request_path.write_text(json.dumps(request, indent=1), encoding="utf-8")
         process = processes.start(
             [place.python, "-m", place.module, request_path, result_path],

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,16 +25,19 @@ def cache_file(directory: Path, have: Capabilities, flags: Sequence[str]) -> Pat
 class TimingCache:
     """``attach`` before the build, ``save`` after it. ``status`` says what happened."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, log: Sequence[str] = ()) -> None:
         self.path = path
+        self._log = log
         self.status = "new"
         self._cache: Any = None
 
     def attach(self, config: Any) -> None:
         data = self.path.read_bytes() if self.path.exists() else b""
         if data:
+            before = len(self._log)
             self._cache = _try(config, data)
-            if self._cache is not None:
+            # Some releases take any bytes, say in the log that they are of no use, and go on with an empty cache.
+            if self._cache is not None and not _rejected(self._log[before:]):
                 self.status = f"loaded {len(data)} bytes"
                 return
             self.status = f"incompatible cache set aside as {set_aside(self.path).name}"
@@ -55,6 +59,10 @@ class TimingCache:
             data = bytes(current.serialize())
             write_atomically(self.path, data)
             self.status += f"; wrote {len(data)} bytes"
+
+
+def _rejected(lines: Sequence[str]) -> bool:
+    return any("iming cache" in line and re.search(r"ailed|ill not be used|ismatch|nvalid", line) for line in lines)
 
 
 def set_aside(path: Path) -> Path:

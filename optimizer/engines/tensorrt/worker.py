@@ -6,7 +6,8 @@
 
 ``action``      ``probe`` (only ``module`` is read) or ``build``
 ``module``      ``tensorrt``, ``tensorrt_rtx``, or any module with that interface
-``onnx``        the model; ``plan`` and ``inspection`` are the files to write
+``onnx``        the model; ``weights_of``: the file beside which its external data lie, where that is another one
+``plan``        the file to write; ``inspection``: the one for the layers
 ``outputs``     the outputs to keep; empty keeps all
 ``precision``   ``tf32`` ``fp32`` ``fp16`` ``bf16``; ``quantized``: types of the model's own Q/DQ nodes
 ``rewritten``   the ONNX already has that precision in its types
@@ -97,16 +98,15 @@ def build(module: Any, have: capabilities.Capabilities, request: dict[str, Any],
     builder = module.Builder(logger)
     if os.cpu_count() and hasattr(builder, "max_threads"):
         builder.max_threads = max(1, os.cpu_count() or 1)
-    graph, parser = network.parse(module, builder, logger, have, Path(request["onnx"]))
+    graph, parser = network.parse(module, builder, logger, have, Path(request["onnx"]), request.get("weights_of"))
     removed = network.keep_outputs(graph, request.get("outputs") or [])
     config = builder.create_builder_config()
     if hasattr(module, "ProfilingVerbosity"):
         config.profiling_verbosity = getattr(module.ProfilingVerbosity, str(request.get("verbosity", "DETAILED")))
     taken: dict[str, Any] = {}
     precision = str(request.get("precision", "tf32"))
-    flag_precision = "tf32" if request.get("rewritten") else precision
     taken["flags"] = settings.apply_precision(
-        module, config, have, flag_precision, tuple(request.get("quantized") or ())
+        module, config, have, precision, tuple(request.get("quantized") or ()), bool(request.get("rewritten"))
     )
     if have.weak_typing and request.get("keep_fp32") and precision not in ("tf32", "fp32"):
         taken["kept_fp32"] = settings.pin_fp32(module, config, graph, tuple(request["keep_fp32"]))
@@ -117,7 +117,7 @@ def build(module: Any, have: capabilities.Capabilities, request: dict[str, Any],
     cache = None
     if request.get("timing_cache_directory") and have.timing_cache:
         flags = [key.lower() for key, flag in module.BuilderFlag.__members__.items() if config.get_flag(flag)]
-        cache = TimingCache(cache_file(Path(request["timing_cache_directory"]), have, flags))
+        cache = TimingCache(cache_file(Path(request["timing_cache_directory"]), have, flags), lines)
         cache.attach(config)
     parsed_s = time.monotonic() - started
     print(f"[worker] parsed in {parsed_s:.2f} s; building with {have.builder}", file=sys.stderr, flush=True)
@@ -198,9 +198,8 @@ def make_logger(module: Any, lines: list[str]) -> Any:
                 self.chatter += 1
                 if self.chatter > _MAXIMAL_CHATTER:
                     return
-            if letter in "FEW":
+            if letter in "FEW" and len(lines) < _MAXIMAL_CHATTER:
                 lines.append(f"[{letter}] {message}")
-                del lines[:-500]
             print(f"[{letter}] {message}", file=sys.stderr, flush=True)
 
     return Logger()
