@@ -30,9 +30,11 @@ class Inputs(Section):
     calibration_file: Path | None = Field(None, description="Samples for calibration, disjoint from both sets.")
     synthetic_count: int = Field(64, ge=4, description="Number of random samples where no file is given.")
     seed: int = Field(0, ge=0, description="Seed of random samples, splits and arrival times.")
-    shapes: dict[str, list[int]] = Field(
-        default_factory=dict, description="Dimensions for inputs with free dimensions, batch left out: x: [3, 48, 320]."
+    shapes: list[str] = Field(
+        default_factory=list,
+        description="Dimensions of an input with free ones, without batch: x=3x48x320, or SMALLEST:LARGEST.",
     )
+    int_ranges: list[str] = Field(default_factory=list, description="Values of an integer input: ids=0:30521.")
     reference: Literal["auto", "golden", "as-found", "onnxruntime-fp32"] = Field(
         "auto", description="Where expected outputs come from; auto: golden if the file has them, else as-found."
     )

@@ -17,7 +17,6 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from optimizer.config import Settings
-from optimizer.errors import InputError
 
 _NAMES = {
     "models": "--model",
@@ -25,6 +24,7 @@ _NAMES = {
     "inputs.held_out_file": "--held-out",
     "inputs.calibration_file": "--calibration",
     "inputs.shapes": "--shape",
+    "inputs.int_ranges": "--int-range",
     "search.strategy": "--search",
     "sandbox.launcher": "--sandbox",
     "judge.constraints": "--constraint",
@@ -81,7 +81,7 @@ def with_settings_flags(*, only: tuple[str, ...] | None = None) -> Callable[[Cal
             for name in fields:
                 value = given.pop(name.replace(".", "__"), None)
                 if value not in (None, []):
-                    overrides[name] = _shapes(value) if name == "inputs.shapes" else value
+                    overrides[name] = value
             return command(**given, overrides=overrides)
 
         wrapper.__name__ = command.__name__
@@ -102,7 +102,7 @@ def _parameter(dotted: str, field: FieldInfo) -> inspect.Parameter:
     if annotation is bool:
         kind, metavar = bool | None, None
         names = (f"{flag}/--no-{flag.removeprefix('--')}",)
-    elif typing.get_origin(annotation) in (list, dict):
+    elif typing.get_origin(annotation) is list:
         kind = list[str] | None
     option = typer.Option(*names, metavar=metavar, help=field.description, rich_help_panel=_panel(dotted))
     return inspect.Parameter(
@@ -125,26 +125,9 @@ def _metavar(annotation: Any) -> str | None:
         return "[" + "|".join(map(str, typing.get_args(annotation))) + "]"
     if origin is list:
         return _metavar(_bare(typing.get_args(annotation)[0]))
-    if origin is dict:
-        return "NAME=D1,D2,…"
     return {int: "N", float: "X", Path: "PATH"}.get(annotation, "TEXT")
 
 
 def _panel(dotted: str) -> str:
     section = dotted.split(".")[0] if "." in dotted else "study"
     return f"Settings: {section}"
-
-
-def _shapes(values: list[str]) -> dict[str, list[int]]:
-    shapes: dict[str, list[int]] = {}
-    for value in values:
-        name, separator, dims = value.rpartition("=")
-        try:
-            shapes[name] = [int(dim) for dim in dims.replace("x", ",").split(",") if dim]
-        except ValueError:
-            separator = ""
-        if not separator or not name:
-            raise InputError(
-                f"{value!r} is not NAME=D1,D2,…", field="--shape", remedy="for instance --shape x=3,48,320"
-            )
-    return shapes

@@ -24,4 +24,8 @@ class JsonLines:
         self._stream = stream or sys.stderr
 
     def __call__(self, kind: str, **facts: Any) -> None:
-        print(json.dumps({"time": round(time.time(), 3), "event": kind, **facts}, default=str), file=self._stream, flush=True)
+        print(
+            json.dumps({"time": round(time.time(), 3), "event": kind, **facts}, default=str),
+            file=self._stream,
+            flush=True,
+        )

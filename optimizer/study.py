@@ -1,0 +1,329 @@
+"""One study of one model: read, propose, build, deploy, measure, validate, judge. Writing back is ``optimizer.apply``.
+
+``run_study`` is the sentence; what each of its words does on a real server is in :mod:`optimizer.laboratory`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from optimizer.accuracy.references import with_references
+from optimizer.durable import write_json
+from optimizer.errors import EnvironmentFailure, ReferenceFailure, StudyInterrupted
+from optimizer.judge.decide import Confirmation, Context, JudgeSettings, decide, pairs_needed
+from optimizer.judge.statistics import Noise, noise_of
+from optimizer.laboratory import TWIN_NAME, StudyLaboratory
+from optimizer.ledger import Ledger
+from optimizer.preparation import Preparation
+from optimizer.progress import Progress
+from optimizer.records.candidate import Pair, Rejection, Stage
+from optimizer.records.codec import to_json
+from optimizer.records.decision import Decision
+from optimizer.records.objective import ObjectiveKind
+from optimizer.records.route import Candidate, Route
+from optimizer.search._base import BudgetSpent, Standing
+from optimizer.search.budget import Budget, Spent
+from optimizer.search.choose import choose_strategy
+from optimizer.stand import Stand
+
+NOISE = "noise"
+CONFIRM = "confirm"
+FRESH = "confirm-fresh"
+MOST_RESERVED = 0.5
+"""Of a limited time, the largest part that is kept for confirming finalists."""
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    directory: Path
+    decision: Decision
+    preparation: Preparation
+
+
+def run_study(preparation: Preparation, progress: Progress) -> StudyResult:
+    """Raises :class:`ReferenceFailure`, :class:`StudyInterrupted`, :class:`optimizer.errors.EnvironmentFailure`."""
+    directory = preparation.plan.directory
+    with Ledger.open(directory) as ledger:
+        decision = ledger.load("decision", "final", Decision)
+        if decision is None:
+            with open_laboratory(preparation, ledger, progress) as laboratory:
+                establish_references(laboratory, preparation)
+                noise = measure_noise(laboratory, preparation)
+                standings, spent = search(laboratory, preparation)
+                confirmations = confirm(laboratory, preparation, standings, noise)
+                decision = judge(laboratory, preparation, confirmations, noise, spent=spent)
+                keep(laboratory, decision)
+    progress("decision", verdict=decision.verdict.value, sentence=decision.sentence)
+    return StudyResult(directory, decision, preparation)
+
+
+@contextlib.contextmanager
+def open_laboratory(preparation: Preparation, ledger: Ledger, progress: Progress) -> Iterator[StudyLaboratory]:
+    """A sandbox with a load generator, and a way to a second, freshly started one."""
+    plan, settings = preparation.plan, preparation.settings
+    preparation.options.workdir.mkdir(parents=True, exist_ok=True)
+
+    def stand() -> Stand:
+        return Stand(
+            preparation.launcher,
+            preparation.options,
+            client_processes=settings.load.processes,
+            transport=settings.load.transport,
+            shared_memory=settings.load.shared_memory,
+        )
+
+    def fresh() -> AbstractContextManager[Stand]:
+        return stand()
+
+    budget = open_budget(preparation, ledger)
+    progress("stage", text=f"starting the sandbox ({preparation.launcher.name}: {preparation.why['sandbox']})")
+    with stand() as common:
+        facts = {**common.info.facts, "launcher": common.info.launcher, "version": common.info.version}
+        ledger.append("fact", "server", facts)
+        try:
+            yield StudyLaboratory(plan, ledger, common, fresh, budget, progress)
+        finally:
+            # A resumed study goes on counting where this run stops.
+            with contextlib.suppress(EnvironmentFailure):
+                ledger.append("fact", "spent", dataclasses.asdict(budget.spent))
+
+
+def open_budget(preparation: Preparation, ledger: Ledger) -> Budget:
+    """Searching stops early enough to leave time for confirming the finalists."""
+    settings, window_s = preparation.settings, preparation.plan.workload.duration_s
+    minutes = settings.budget.minutes
+    confirmation_s = settings.judge.finalists * settings.judge.max_pairs * 3 * window_s
+    spent = ledger.load("fact", "spent", Spent)
+    return Budget(
+        minutes * 60 if minutes else None,
+        settings.budget.builds,
+        reserve_s=min(confirmation_s, minutes * 60 * MOST_RESERVED) if minutes else 0.0,
+        spent=spent,
+    )
+
+
+def establish_references(laboratory: StudyLaboratory, preparation: Preparation) -> None:
+    """As-found answers, rightly and stably; every sample gets its expected outputs; the default route is tried."""
+    plan, progress = laboratory.plan, laboratory.progress
+    progress("stage", text=f"loading {plan.model.name} as found")
+    laboratory.remember(laboratory.as_found)
+    failure = laboratory.stand.serve(laboratory.deployment(laboratory.as_found, None), pin=True)
+    if failure is not None:
+        if failure.code != "missing_backend":
+            raise ReferenceFailure(
+                f"the model as found does not load: {failure.message}",
+                where=plan.model.directory,
+                field=failure.code,
+                remedy="make it load on a Triton server first; `inspect` may tell what is wrong",
+            )
+        laboratory.as_found_served = False
+        progress("warning", text=f"as-found cannot be served here: {failure.message}")
+    progress("stage", text=f"reference outputs for {len(plan.tune)} + {len(plan.held_out)} samples")
+    tune, held_out = with_references(
+        (plan.tune, plan.held_out),
+        plan.model,
+        kind=preparation.settings.inputs.reference,
+        answers=laboratory.reference_answers if laboratory.as_found_served else None,
+        onnx=plan.source,
+        tolerances=plan.tolerances,
+    )
+    laboratory.plan = replace(plan, tune=tune, held_out=held_out)
+    laboratory.stand.prepare(tune, plan.datatypes)
+    establish_default(laboratory)
+
+
+def establish_default(laboratory: StudyLaboratory) -> None:
+    """The family's default route, where it is not the very same thing as what is there."""
+    default = laboratory.candidate(Route())
+    if laboratory.as_found_served and laboratory.serves_the_same(default, laboratory.as_found):
+        laboratory.default = laboratory.as_found
+        return
+    rejection = laboratory.screen(default)
+    if rejection is None:
+        laboratory.default = default
+        return
+    if not laboratory.as_found_served:
+        raise ReferenceFailure(
+            f"neither as-found nor the default route can be served: {rejection.message}",
+            where=laboratory.plan.model.directory,
+            field=rejection.code,
+            remedy="look at the evidence in the ledger; try another --sandbox or --family",
+        )
+    laboratory.default = laboratory.as_found
+    laboratory.progress("warning", text=f"the default route left the comparison: {rejection.message}")
+
+
+def measure_noise(laboratory: StudyLaboratory, preparation: Preparation) -> Noise:
+    """A/A pairs: the reference against a second copy of itself."""
+    reference = laboratory.default
+    laboratory.progress(
+        "stage", text=f"measuring noise: {preparation.settings.judge.noise_pairs} pairs of the reference"
+    )
+    laboratory.pin_with_twin(reference)
+    pairs = []
+    for index in range(preparation.settings.judge.noise_pairs):
+        pair = laboratory.compare(reference, reference, index, NOISE, laboratory.stand)
+        if isinstance(pair, Rejection):
+            raise ReferenceFailure(
+                f"the reference fails under load: {pair.message}",
+                where=laboratory.plan.model.directory,
+                field=pair.code,
+                remedy="lower --concurrency, or mend the model",
+            )
+        pairs.append(pair)
+    laboratory.stand.drop(TWIN_NAME)
+    noise = noise_of(pairs)
+    laboratory.noise = noise.sd_upper
+    laboratory.ledger.append("fact", "noise", to_json(noise))
+    laboratory.progress("stage", text=f"noise of a pair: {noise.sd:.1%} (at most {noise.sd_upper:.1%})")
+    return noise
+
+
+def search(laboratory: StudyLaboratory, preparation: Preparation) -> tuple[Sequence[Standing], bool]:
+    """Standings of the candidates that may compete, best first, and whether the budget ended it."""
+    settings = preparation.settings
+    strategy, why = choose_strategy(
+        settings.search.strategy, laboratory.plan.space, preparation.expansions, laboratory.budget,
+        noise=laboratory.noise, finalists=settings.judge.finalists, limit=settings.search.max_candidates,
+        hints=preparation.hints, seconds_a_pair=2 * laboratory.plan.workload.duration_s,
+    )  # fmt: skip
+    laboratory.ledger.append("search", strategy.name, {"strategy": strategy.name, "why": why})
+    laboratory.progress("stage", text=f"searching: {strategy.name}: {why}")
+    try:
+        return strategy.search(laboratory), False
+    except BudgetSpent as spent:
+        laboratory.progress("warning", text=f"the budget is spent: {spent}")
+        return strategy.standings, True
+
+
+def confirm(
+    laboratory: StudyLaboratory, preparation: Preparation, standings: Sequence[Standing], noise: Noise
+) -> list[Confirmation]:
+    """Finalists again: on held-out samples, in fresh pairs with each reference, one of them on a fresh server.
+
+    Racing data are not looked at again.
+    """
+    judge_settings = preparation.settings.judge
+    finalists = [one.candidate for one in standings if one.candidate.id != laboratory.as_found.id]
+    finalists = finalists[: judge_settings.finalists]
+    pairs = judge_settings.pairs or pairs_needed(
+        noise.sd_upper, judge_settings.min_gain, len(finalists), settings=judge_rules(preparation)
+    )
+    if finalists:
+        laboratory.budget.release_reserve()
+        laboratory.progress("stage", text=f"confirming {len(finalists)} finalists, {pairs} fresh pairs each")
+        laboratory.stand.prepare(laboratory.plan.held_out, laboratory.plan.datatypes)
+    return [confirm_one(laboratory, finalist, pairs) for finalist in finalists]
+
+
+def confirm_one(laboratory: StudyLaboratory, candidate: Candidate, pairs: int) -> Confirmation:
+    references = [laboratory.as_found] if laboratory.as_found_served else []
+    if laboratory.default.id not in (candidate.id, laboratory.as_found.id):
+        references.append(laboratory.default)
+    rejection = laboratory.serve(laboratory.stand, candidate)
+    if rejection is not None:
+        return Confirmation(candidate.id, candidate.label, (), None, rejection)
+    held_out = laboratory.validate(candidate, laboratory.plan.held_out)
+    if not held_out.passed:
+        rejected = Rejection(candidate.id, Stage.VALIDATE, "held_out", f"held-out samples: {held_out.reason}")
+        laboratory.reject(rejected)
+        return Confirmation(candidate.id, candidate.label, (), held_out)
+    done: list[Pair] = []
+    with contextlib.ExitStack() as stack:
+        for index in range(pairs):
+            # The last pair runs on a server that has seen nothing else.
+            last = index == pairs - 1
+            stand = stack.enter_context(laboratory.fresh_stand(references)) if last else laboratory.stand
+            for reference in references:
+                pair = laboratory.compare(candidate, reference, index, FRESH if last else CONFIRM, stand)
+                if isinstance(pair, Rejection):
+                    return Confirmation(candidate.id, candidate.label, tuple(done), held_out, pair)
+                done.append(pair)
+    return Confirmation(candidate.id, candidate.label, tuple(done), held_out)
+
+
+def judge_rules(preparation: Preparation) -> JudgeSettings:
+    settings = preparation.settings.judge
+    return JudgeSettings(
+        min_gain=settings.min_gain,
+        confidence=settings.confidence,
+        p99_guard=settings.p99_guard,
+        max_pairs=settings.max_pairs,
+    )
+
+
+def judge(
+    laboratory: StudyLaboratory,
+    preparation: Preparation,
+    confirmations: Sequence[Confirmation],
+    noise: Noise,
+    *,
+    spent: bool,
+) -> Decision:
+    if spent and not confirmations and not laboratory.screened_any:
+        raise StudyInterrupted(
+            "the budget was spent before any candidate was measured",
+            where=laboratory.plan.directory,
+            field="budget",
+            remedy="give a larger budget, then `resume`",
+        )
+    excluded = {
+        entry.key: f"{entry.data['stage']}/{entry.data['code']}: {entry.data['message']}"
+        for entry in laboratory.ledger.records("rejection")
+    }
+    decision = decide(
+        confirmations,
+        judge_rules(preparation),
+        Context(
+            as_found_served=laboratory.as_found_served,
+            default_id=laboratory.default.id,
+            noise=noise.sd,
+            excluded=excluded,
+            caveats=tuple(caveats(laboratory, noise)),
+            tolerance_given=bool(laboratory.plan.tolerances),
+            held_out_samples=len(laboratory.plan.held_out),
+            budget_spent=spent,
+            objective=laboratory.plan.objective.name,
+        ),
+    )
+    laboratory.ledger.save("decision", "final", decision)
+    return decision
+
+
+def caveats(laboratory: StudyLaboratory, noise: Noise) -> Iterator[str]:
+    plan = laboratory.plan
+    if plan.tune.synthetic:
+        yield (
+            "synthetic inputs: random data say nothing about accuracy on yours, and speed may depend on values; "
+            "give real samples with --inputs"
+        )
+    backends = laboratory.stand.info.python_backends if laboratory.stand.alive else ()
+    if backends:
+        yield (
+            f"served by python-based backends ({', '.join(sorted(backends))}) for every arm alike: "
+            "ratios are guidance for the native backends, absolute numbers are not theirs"
+        )
+    if noise.biased:
+        yield "two copies of the reference differ: something on this machine favours one of them"
+    if not plan.tolerances:
+        yield "no tolerance was given: losses are shown, nothing may be written back"
+    if plan.objective.kind is not ObjectiveKind.THROUGHPUT:
+        yield f"the objective is {plan.objective.name}"
+
+
+def keep(laboratory: StudyLaboratory, decision: Decision) -> None:
+    """Writes ``decision.json``; losing engines go."""
+    kept = []
+    if decision.winner is not None:
+        facts = laboratory.ledger.get("candidate", decision.winner) or {}
+        kept.append(str(facts.get("engine", "")))
+    laboratory.remove_engines_except(kept)
+    write_json(
+        laboratory.plan.directory / "decision.json",
+        {"schema": 1, "model": laboratory.plan.model.name, "decision": to_json(decision)},
+    )
