@@ -96,12 +96,14 @@ def find_peak(
             tried = probe(rate, workload.seed)
             if tried.passed:
                 low = rate
-            elif "unsupported" in tried.reason or _ends_the_search(tried):
+            elif _ends_the_search(tried):
                 return finished(None, _limit(tried))
+            elif code_of(tried.reason) == "unsupported":
+                break
             else:
                 high, rate = rate, rate / 2
-        if low is None:
-            return finished(None, _limit(probes[-1]))
+        if low is None or high is None:
+            return finished(None, _limit(probes[0]))
     while high / low > 1 + precision:
         rate = (low * high) ** 0.5
         tried = probe(rate, workload.seed)
