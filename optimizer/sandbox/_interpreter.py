@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -35,6 +36,9 @@ print(json.dumps({
 """
 
 
+OLDEST = (3, 10)
+
+
 @dataclass(frozen=True)
 class Interpreter:
     executable: Path
@@ -57,7 +61,7 @@ class Interpreter:
 def examine(python: str) -> Interpreter:
     """Asks ``python`` about itself. Raises :class:`EnvironmentFailure`."""
     try:
-        status, output = processes.run([python, "-c", _QUESTION], timeout_s=60.0)
+        status, output = processes.run([python, "-c", _QUESTION], timeout_s=60.0, env=clean(os.environ, python))
     except (OSError, subprocess.TimeoutExpired) as error:
         raise EnvironmentFailure(
             f"cannot run the interpreter: {error}", where=python, remedy="name a Python executable that runs"
@@ -69,6 +73,12 @@ def examine(python: str) -> Interpreter:
         raise EnvironmentFailure(
             f"this is not a working Python: {last[0]}", where=python, remedy="name a Python executable that runs"
         ) from None
+    if tuple(map(int, answer["version"].split("."))) < OLDEST:
+        raise EnvironmentFailure(
+            f"Python {answer['full_version']} is too old for the python-based backends",
+            where=python,
+            remedy=f"name an interpreter of version {OLDEST[0]}.{OLDEST[1]} or later",
+        )
     return Interpreter(
         executable=Path(answer["executable"] or python),
         prefix=Path(answer["prefix"]),
@@ -114,8 +124,7 @@ def environment(interpreter: Interpreter, private: Path, libraries: Path, base: 
     else:
         (private / "bin" / "python3").symlink_to(interpreter.executable)
         path.insert(0, str(private / "bin"))
-    env = {key: value for key, value in base.items() if key not in _DROPPED}
-    return env | {
+    return clean(base, str(interpreter.executable)) | {
         "PATH": os.pathsep.join(path),
         "LD_LIBRARY_PATH": os.pathsep.join(
             [str(private / "lib"), str(libraries), *filter(None, [base.get("LD_LIBRARY_PATH", "")])]
@@ -130,4 +139,9 @@ def environment(interpreter: Interpreter, private: Path, libraries: Path, base: 
     }
 
 
-_DROPPED = frozenset({"PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP", "PYTHONWARNINGS", "VIRTUAL_ENV", "LD_PRELOAD"})
+def clean(base: Mapping[str, str], python: str) -> dict[str, str]:
+    """``base`` without what would change the interpreter; paths of modules stay for the one that runs the optimizer."""
+    dropped = {"PYTHONSTARTUP", "PYTHONWARNINGS", "PYTHONINSPECT", "PYTHONPROFILEIMPORTTIME", "LD_PRELOAD"}
+    if Path(python) != Path(sys.executable):
+        dropped |= {"PYTHONHOME", "PYTHONPATH", "VIRTUAL_ENV"}
+    return {key: value for key, value in base.items() if key not in dropped}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import os
 import re
 import secrets
@@ -11,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -23,7 +24,8 @@ from optimizer.sandbox._base import SandboxOptions
 from optimizer.triton.client import TritonClient, TritonError
 
 START_ATTEMPTS = 4
-UNLOAD_TIMEOUT_S = 20.0
+UNLOAD_TIMEOUT_S = 30.0
+ALL_STARTED_S = 1.0
 # Nothing of a sandbox is worth a graceful end, which takes a second for every instance.
 GRACE_S = 0.5
 
@@ -38,6 +40,24 @@ class ServerCommand:
     launcher: str
     python_backends: tuple[str, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
+
+
+def check_extra(extra: Mapping[str, str], known: Sequence[str]) -> None:
+    """Raises :class:`InputError` for a key that the launcher does not know, naming the nearest."""
+    for key in extra:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            raise InputError(
+                "unknown setting of this sandbox",
+                field=key,
+                remedy=f"did you mean {near[0]!r}?" if near else "use one of: " + ", ".join(known),
+            )
+
+
+def with_extra(options: SandboxOptions, defaults: Mapping[str, str], known: Sequence[str]) -> SandboxOptions:
+    """The launcher's own settings below those of the options. Raises :class:`InputError`."""
+    check_extra(options.extra, known)
+    return replace(options, extra={**defaults, **options.extra})
 
 
 class PrivateDirectory:
@@ -79,6 +99,8 @@ def server_arguments(private: PrivateDirectory, ports: Sequence[int], python_bac
         f"--model-repository={private.path / 'models'}",
         "--model-control-mode=explicit",
         "--disable-auto-complete-config",
+        # A candidate that fails to load does not make the server unready.
+        "--strict-readiness=false",
         "--allow-http=true",
         "--http-address=127.0.0.1",
         f"--http-port={http}",
@@ -98,7 +120,12 @@ def server_arguments(private: PrivateDirectory, ports: Sequence[int], python_bac
     ]
 
 
-def start(private: PrivateDirectory, options: SandboxOptions, command: Callable[[], ServerCommand]) -> LocalSandbox:
+def start(
+    private: PrivateDirectory,
+    options: SandboxOptions,
+    command: Callable[[], ServerCommand],
+    ports: Callable[[int], Sequence[int]] = free_ports,
+) -> LocalSandbox:
     """Starts the server; new ports and another try when one was taken in between.
 
     Removes the private directory when it fails. Raises :class:`EnvironmentFailure` with the server's root error line.
@@ -106,7 +133,7 @@ def start(private: PrivateDirectory, options: SandboxOptions, command: Callable[
     try:
         made = command()
         for attempt in range(START_ATTEMPTS):
-            sandbox = LocalSandbox(private, options, made, free_ports(3))
+            sandbox = LocalSandbox(private, options, made, ports(3))
             try:
                 sandbox.wait_ready()
             except _PortTaken as taken:
@@ -154,22 +181,28 @@ class LocalSandbox:
             # The guardian removes these also when this process is killed: first the memory, then the directory.
             remove=(f"/dev/shm/{private.shared_memory_prefix}*", private.path),
             grace_s=GRACE_S,
-            memory_limit_bytes=options.memory_limit_bytes,
+            # CUDA reserves address space far beyond what it uses, so a limit on it would only break the GPU.
+            memory_limit_bytes=options.memory_limit_bytes if options.gpu is None else None,
         )
         self._version = ""
+        self._unload_timeout_s = float(options.extra.get("unload_timeout_s", UNLOAD_TIMEOUT_S))
 
     # Start
 
     def wait_ready(self) -> None:
         deadline = time.monotonic() + self._options.ready_timeout_s
+        ready_since: float | None = None
         while True:
             if self._process.poll() is not None:
                 raise self._start_failure(f"the server ended with status {self._process.poll()}")
+            # gRPC answers a moment before HTTP and metrics, whose ports may turn out to be taken.
             if self._client.server_ready():
-                break
+                ready_since = ready_since or time.monotonic()
+                if "Started Metrics Service" in self._read_log() or time.monotonic() - ready_since > ALL_STARTED_S:
+                    break
             if time.monotonic() > deadline:
                 raise self._start_failure(f"the server was not ready after {self._options.ready_timeout_s:g} s")
-            time.sleep(0.03)
+            time.sleep(0.02)
         identity, self._version = self._client.server_identity()
         if identity != self._private.token:
             raise _PortTaken(f"port {self._ports[1]} is served by {identity!r}")
@@ -211,6 +244,8 @@ class LocalSandbox:
         return self._private.path
 
     def load(self, deployment: Deployment) -> LoadFailure | None:
+        if not _repository.usable(deployment.name):
+            return unusable(deployment.name)
         with self._lock(deployment.name):
             self._require_alive()
             log_start = self._log_path.stat().st_size
@@ -224,22 +259,16 @@ class LocalSandbox:
             except TritonError as error:
                 failure = self._load_failure(deployment.name, error, log_start)
             else:
-                waiting = [
-                    f"version {row[1]} is {row[2]}: {row[3]}"
-                    for row in self._client.repository_index()
-                    if row[0] == deployment.name and row[2] != "READY"
-                ]
-                if not waiting:
-                    return None
-                failure = LoadFailure(deployment.name, "model_error", "; ".join(waiting))
+                return None
             with contextlib.suppress(TritonError, EnvironmentFailure):
                 self._unload(deployment.name)
             return failure
 
     def unload(self, name: str) -> None:
-        with self._lock(name):
-            self._require_alive()
-            self._unload(name)
+        if _repository.usable(name):
+            with self._lock(name):
+                self._require_alive()
+                self._unload(name)
 
     def alive(self) -> bool:
         return self._process.poll() is None and self._client.server_live()
@@ -290,23 +319,23 @@ class LocalSandbox:
 
     def _unload(self, name: str) -> None:
         directory = self._private.path / "models" / name
-        if not directory.exists() and not any(row[0] == name for row in self._client.repository_index()):
+        if not directory.exists():
             return
         try:
-            self._client.unload(name, timeout_s=UNLOAD_TIMEOUT_S)
+            self._client.unload(name, timeout_s=self._unload_timeout_s)
         except TritonError as error:
             self._require_alive()
             if error.status == "DEADLINE_EXCEEDED":
                 # A stub that hangs holds its model for ever; without it the server lets go.
                 self._end_stubs(name)
                 try:
-                    self._client.unload(name, timeout_s=UNLOAD_TIMEOUT_S)
+                    self._client.unload(name, timeout_s=self._unload_timeout_s)
                 except TritonError as again:
                     self._require_alive()
                     raise EnvironmentFailure(
                         f"model {name} does not unload: {again.problem}", remedy="start a new sandbox"
                     ) from None
-        _repository.remove(directory)
+        _repository.remove(directory.parent, name)
 
     def _end_stubs(self, name: str) -> None:
         pid = self._process.pid
@@ -329,12 +358,12 @@ class LocalSandbox:
                 f"not loaded after {self._options.load_timeout_s:g} s",
                 tail(excerpt),
             )
-        reasons: list[str] = []
-        with contextlib.suppress(TritonError):
-            reasons = [row[3] for row in self._client.repository_index() if row[0] == name and row[2] != "READY"]
         logged = _messages.error_lines(excerpt)
-        about = [line for line in logged if f"'{name}'" in line]
-        message = _messages.root_error([*reasons, *about, error.problem, *logged])
+        about = [line for line in logged if name in line]
+        # Not the index's reasons: where the config cannot be read they are those of an earlier load.
+        message = _messages.root_error([error.problem, *about, *logged])
+        # The private directory means nothing to anybody: "<name>/1/model.onnx" does.
+        message = message.replace(f"{self._private.path / 'models'}/", "")
         return LoadFailure(name, _messages.classify(message), message, tail(excerpt))
 
     def _read_log(self, start: int = 0) -> str:
@@ -348,6 +377,10 @@ class LocalSandbox:
     def _last_words(self, log: str | None = None) -> str:
         text = log if log is not None else self._process.log_tail(60)
         return _messages.root_error(reversed(_messages.error_lines(text))) or "it left no message"
+
+
+def unusable(name: str) -> LoadFailure:
+    return LoadFailure(name, "invalid_config", f"{name!r} cannot be a model's directory name")
 
 
 def tail(text: str, lines: int = 40) -> str:

@@ -12,17 +12,14 @@ _WRAPPERS = re.compile(
     r"^(?:failed to load '[^']*' version -?\d+: |"
     r"load failed for model '[^']*': version -?\d+ is at UNAVAILABLE state: |"
     r"failed to load '[^']*', |Internal: |Invalid argument: |Unavailable: |Not found: |Unknown: |Unsupported: |"
-    r"TritonModelException: |PythonBackendException: )"
+    r"ERROR: Failed to create instance: |TritonModelException: |PythonBackendException: )"
 )
-# Say only that something failed.
+# Say only that something failed, or are said by every server without a GPU.
 _NOISE = (
     "failed to poll from model repository",
     "no version is available",
-    "please make sure the model",
-    "unable to load model",
-    "Failed to preinitialize Python stub",
-    "successfully unloaded",
-    "Error when closing CUDA",
+    "CudaDriverHelper has not been initialized",
+    "Stub process is not healthy",
 )
 
 # In order: the first match decides.
@@ -64,7 +61,7 @@ def parse_line(line: str) -> tuple[str, str] | None:
 
 def root(message: str) -> str:
     """The cause inside one message: wrappers taken off, first meaningful line."""
-    text = message.strip().strip('"').strip()
+    text = message.replace("\\n", "\n").strip().strip('"').strip()
     while match := _WRAPPERS.match(text):
         text = text[match.end() :].strip()
     # "…version 1 is at UNAVAILABLE state: Internal: X; " lists versions with semicolons.
@@ -74,7 +71,7 @@ def root(message: str) -> str:
 
 
 def is_noise(text: str) -> bool:
-    return not text or any(text.startswith(words) or text.endswith(words) for words in _NOISE)
+    return not text or any(words in text for words in _NOISE)
 
 
 def root_error(candidates: Iterable[str]) -> str:

@@ -14,23 +14,34 @@ from optimizer.triton.protobuf import parse_config, print_config
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*\Z")
 
 
-def write(repository: Path, deployment: Deployment) -> Path:
-    """Makes ``repository/<name>``; a directory of that name is replaced.
+def usable(name: str) -> bool:
+    """Whether ``name`` is a directory name of its own: only then may it be joined to a path, or removed."""
+    return _NAME.match(name) is not None
 
-    Files are symbolic links. A hard link would change the ctime of the user's file, and a production server that
-    polls its repository takes that for a new model. Raises :class:`InputError`.
-    """
-    if not _NAME.match(deployment.name):
+
+def check_name(name: str) -> None:
+    """Raises :class:`InputError`."""
+    if not usable(name):
         raise InputError(
             "not usable as a private model name",
-            where=deployment.name,
+            where=repr(name),
             field="name",
             remedy="use letters, digits, '_', '-' and '.', and start with a letter, a digit or '_'",
         )
+
+
+def write(repository: Path, deployment: Deployment, *, copy: bool = False) -> Path:
+    """Makes ``repository/<name>``; a directory of that name is replaced.
+
+    Files are symbolic links, or copies where the server cannot follow links (another container). A hard link would
+    change the ctime of the user's file, and a production server that polls its repository takes that for a new model.
+    Raises :class:`InputError`.
+    """
+    check_name(deployment.name)
     config = parse_config(deployment.config_text, where=f"{deployment.name}/config.pbtxt")
     config.name = deployment.name
     directory = repository / deployment.name
-    remove(directory)
+    remove(repository, deployment.name)
     directory.mkdir()
     for relative, source in deployment.files.items():
         inside = PurePosixPath(relative)
@@ -40,7 +51,12 @@ def write(repository: Path, deployment: Deployment) -> Path:
             raise InputError("no such file or directory", where=source, field=f"{deployment.name}/{relative}")
         target = directory / inside
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.symlink_to(source.resolve())
+        if not copy:
+            target.symlink_to(source.resolve())
+        elif source.is_dir():
+            shutil.copytree(source, target)
+        else:
+            shutil.copyfile(source, target)
     # Triton wants a directory for every version that it shall serve, also where there is nothing in it (ensembles).
     if not any(path.is_dir() for path in directory.iterdir()):
         (directory / str(deployment.version)).mkdir(exist_ok=True)
@@ -48,7 +64,10 @@ def write(repository: Path, deployment: Deployment) -> Path:
     return directory
 
 
-def remove(directory: Path) -> None:
+def remove(repository: Path, name: str) -> None:
+    """Removes ``repository/<name>`` if it is there. Raises :class:`InputError` for a name that is none."""
+    check_name(name)
+    directory = repository / name
     if directory.is_symlink():
         directory.unlink()
     else:

@@ -22,6 +22,9 @@ from optimizer.sandbox._base import SandboxOptions
 from optimizer.sandbox._interpreter import Interpreter
 
 INSTALL = "pip install 'triton-optimizer[embedded]'"
+EXTRA = ("python", "unload_timeout_s")
+# The server has no --version; without starting it, its release follows from the wheel's.
+TRITON_IN_WHEEL = {"0.7.0": "2.51.0"}
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,9 @@ class EmbeddedLauncher:
 
     name = "embedded"
 
-    def __init__(self, *, python: str | None = None) -> None:
+    def __init__(self, *, python: str | None = None, unload_timeout_s: str | None = None) -> None:
         self._python = python
+        self._extra = {"unload_timeout_s": unload_timeout_s} if unload_timeout_s is not None else {}
 
     def available(self) -> str | None:
         if find() is None:
@@ -84,6 +88,7 @@ class EmbeddedLauncher:
         return self._facts(distribution, self._interpreter(None))
 
     def start(self, options: SandboxOptions) -> _local.LocalSandbox:
+        options = _local.with_extra(options, self._extra, EXTRA)
         distribution = self._distribution()
         interpreter = self._interpreter(options.extra.get("python"))
         if "numpy" not in interpreter.packages:
@@ -142,7 +147,9 @@ class EmbeddedLauncher:
         )
 
     def _facts(self, distribution: Distribution, interpreter: Interpreter) -> dict[str, str]:
+        triton = TRITON_IN_WHEEL.get(distribution.version)
         return {
+            **({"triton": triton} if triton else {}),
             "nvidia_pytriton": distribution.version,
             "python": interpreter.full_version,
             **interpreter.packages,

@@ -1,20 +1,39 @@
-"""Launchers by name, and the choice of one."""
+"""Launchers by name, and the choice of one. A new launcher is one entry in ``_LAUNCHERS``."""
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
+from typing import Any
+
 from optimizer.errors import EnvironmentFailure, InputError
 from optimizer.sandbox._base import Launcher
+from optimizer.sandbox._local import check_extra
 
-NAMES = ("embedded",)
+# name: module and class; the module's EXTRA are the settings that the class takes, all of them optional texts.
+_LAUNCHERS = {
+    "embedded": ("optimizer.sandbox.embedded", "EmbeddedLauncher"),
+    "process": ("optimizer.sandbox.process", "ProcessLauncher"),
+    "remote": ("optimizer.sandbox.remote", "RemoteLauncher"),
+}
+NAMES = tuple(_LAUNCHERS)
+# Tried in this order by ``auto``: a server that was installed here on purpose comes first. ``remote`` is somebody's
+# server, so it is never chosen without being asked for.
+AUTO = ("process", "embedded")
 
 
 def launcher(name: str, **extra: str) -> Launcher:
-    """A launcher by its ``--sandbox`` name. Raises :class:`InputError` naming the ones there are."""
-    if name == "embedded":
-        from optimizer.sandbox.embedded import EmbeddedLauncher
+    """A launcher by its ``--sandbox`` name.
 
-        return EmbeddedLauncher(**extra)
-    raise InputError(f"no launcher {name!r}", field="sandbox", remedy="use one of: auto, " + ", ".join(NAMES))
+    Raises :class:`InputError` naming the launchers, or the settings of this one, that there are.
+    """
+    if name not in _LAUNCHERS:
+        raise InputError(f"no sandbox {name!r}", field="sandbox", remedy="use one of: auto, " + ", ".join(NAMES))
+    module_name, class_name = _LAUNCHERS[name]
+    module: Any = importlib.import_module(module_name)
+    check_extra(extra, module.EXTRA)
+    made: Callable[..., Launcher] = getattr(module, class_name)
+    return made(**extra)
 
 
 def choose(name: str = "auto", **extra: str) -> tuple[Launcher, str]:
@@ -23,10 +42,10 @@ def choose(name: str = "auto", **extra: str) -> tuple[Launcher, str]:
         chosen = launcher(name, **extra)
         problem = chosen.available()
         if problem:
-            raise EnvironmentFailure(problem, field="sandbox")
+            raise EnvironmentFailure(problem, field=f"sandbox {name}")
         return chosen, "asked for"
     refused: list[str] = []
-    for candidate in NAMES:
+    for candidate in AUTO:
         chosen = launcher(candidate)
         problem = chosen.available()
         if problem is None:

@@ -7,7 +7,7 @@ responses only when it needs them. Not thread-safe across fork: make one per pro
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -95,9 +95,15 @@ class TritonClient:
             return False
 
     def wait_ready(self, timeout_s: float) -> bool:
+        return self._wait(self.server_ready, timeout_s)
+
+    def wait_live(self, timeout_s: float) -> bool:
+        return self._wait(self.server_live, timeout_s)
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            if self.server_ready():
+            if condition():
                 return True
             time.sleep(0.05)
         return False
