@@ -13,7 +13,7 @@ from pathlib import Path
 from optimizer.accuracy.inputs import load_samples
 from optimizer.accuracy.splitting import check_disjoint, split
 from optimizer.accuracy.synthetic import parse_int_range, parse_shape, synthetic_samples
-from optimizer.accuracy.tolerances import parse_tolerance
+from optimizer.accuracy.tolerances import check_tolerances, parse_tolerances
 from optimizer.config import Settings
 from optimizer.engines import families
 from optimizer.engines._base import EngineFamily
@@ -58,6 +58,8 @@ def prepare(repository: Path, name: str, settings: Settings, directory: Path) ->
     """
     model = read_model(repository, name, config_name=settings.config_name)
     refuse_blocked(model)
+    tolerances = parse_tolerances(settings.tolerance)
+    check_tolerances(tolerances, model.outputs)
     tune, held_out, calibration = sample_sets(model, settings)
     launcher, why_launcher = choose_launcher(settings)
     family, why_family = families.choose(
@@ -75,7 +77,7 @@ def prepare(repository: Path, name: str, settings: Settings, directory: Path) ->
         tune=tune,
         held_out=held_out,
         calibration=calibration,
-        tolerances=tuple(parse_tolerance(text) for text in settings.tolerance),
+        tolerances=tolerances,
         objective=parse_objective(settings.judge.objective),
         constraints=tuple(parse_constraint(text) for text in settings.judge.constraints),
         datatypes={spec.name: spec.datatype for spec in model.inputs},
