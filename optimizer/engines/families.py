@@ -24,6 +24,7 @@ AUTO = "auto"
 TENSORRT = "tensorrt"
 ONNXRUNTIME = "onnxruntime"
 UNCHANGED = "unchanged"
+PROVENANCE = "optimizer.json"
 NAMES = (TENSORRT, ONNXRUNTIME, UNCHANGED)
 
 
@@ -56,7 +57,8 @@ class UnchangedFamily:
         version = request.model.live_version
         if reason or version is None:
             return BuildFailure(request.engine_id, BuildFailureReason.REFUSED, reason or "no version is served")
-        files = {path.name: path for path in sorted(version.path.iterdir())}
+        # An earlier write-back's provenance belongs to that version, not to the model.
+        files = {path.name: path for path in sorted(version.path.iterdir()) if path.name != PROVENANCE}
         return Engine(
             engine_id=request.engine_id,
             family=self.name,

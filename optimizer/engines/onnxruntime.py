@@ -12,6 +12,7 @@ number to ONNX Runtime. Both thread counts are ignored where the server runs wit
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -27,7 +28,7 @@ from optimizer import processes
 from optimizer.engines import onnx_files
 from optimizer.engines._base import BuildRequest
 from optimizer.engines.onnx_files import UnreadableOnnx
-from optimizer.engines.onnxruntime_worker import EXTERNAL_ABOVE_BYTES, Job, write_job
+from optimizer.engines.onnxruntime_worker import EXTERNAL_ABOVE_BYTES, OUT_OF_MEMORY_SIGNS, Job, write_job
 from optimizer.records.engine import BuildFailure, BuildFailureReason, Engine
 from optimizer.records.model import Model, ModelFormat
 from optimizer.records.route import Knob, KnobClass, Layer, Route
@@ -159,7 +160,7 @@ class OnnxRuntimeFamily:
             "optimized_at": level if rewrites else None,
             "quantization": quantization,
             "as_found": False,
-            "caveats": _caveats(level) if rewrites else [],
+            "caveats": _caveats(level if rewrites else "", quantization),
         }
         try:
             files = onnx_files.served_files(request.directory / name, name)
@@ -249,11 +250,14 @@ def _classify(
     limit = request.memory_limit_bytes
     if status is None:
         return BuildFailureReason.TIMEOUT, f"not done after {request.time_limit_s:g} s"
-    if outcome is not None and "reason" in outcome:
-        return BuildFailureReason(outcome["reason"]), str(outcome["message"])
-    if "bad_alloc" in log or "MemoryError" in log or "Cannot allocate memory" in log:
+    told = outcome if outcome is not None and "reason" in outcome else {}
+    reason = BuildFailureReason(told.get("reason", BuildFailureReason.OTHER))
+    # A library that does not fit the limit fails to import, which only the log explains.
+    if reason is BuildFailureReason.OTHER and any(sign in log for sign in OUT_OF_MEMORY_SIGNS):
         within = f" within {limit / 2**20:.0f} MiB" if limit else ""
         return BuildFailureReason.OUT_OF_MEMORY, f"the builder ran out of memory{within}"
+    if told:
+        return reason, str(told["message"])
     if status == 128 + 9:
         return BuildFailureReason.OUT_OF_MEMORY, "the builder was killed (signal 9), most likely for memory"
     if status > 128:
@@ -317,17 +321,26 @@ def _threads(config: ModelConfig) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _caveats(level: str) -> list[str]:
-    if level == "basic":
-        return []
-    return [
-        f"optimized ({level}) for ONNX Runtime's CPU provider on {platform.machine()}"
-        + (
-            " with the layouts that this CPU's vector units prefer: rebuild it for another CPU"
-            if level == "all"
-            else ": not for a GPU"
+def _caveats(level: str, quantization: str) -> list[str]:
+    """What ties the file to this machine. Basic optimizations do not."""
+    caveats = []
+    if level == "extended":
+        caveats.append("extended graph optimizations are those of ONNX Runtime's CPU provider: not for a GPU")
+    elif level == "all":
+        caveats.append(
+            f"the graph has the memory layouts that this CPU's vector units prefer ({_cpu()}): rebuild it for another"
         )
-    ]
+    if quantization != "none":
+        caveats.append("INT8 kernels differ between CPUs with and without VNNI, in speed and in the last digits")
+    return caveats
+
+
+def _cpu() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.machine()
 
 
 def _version(package: str) -> str | None:

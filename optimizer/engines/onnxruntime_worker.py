@@ -21,6 +21,14 @@ from optimizer.records.engine import BuildFailureReason
 
 EXTERNAL_ABOVE_BYTES = 1 << 30
 """Sources at least this large, and those that already have external data, get external data: protobuf ends at 2 GiB."""
+OUT_OF_MEMORY_SIGNS = (
+    "bad_alloc",
+    "MemoryError",
+    "Failed to allocate memory",
+    "annot allocate memory",
+    "failed to map segment",
+)
+_INTERMEDIATE = ("prepared.onnx", "prepared.onnx.data", "quantized.onnx", "quantized.onnx.data")
 
 
 @dataclass(frozen=True)
@@ -65,8 +73,12 @@ def build(job: Job) -> dict[str, Any]:
     before = _signature(source)
     details: dict[str, Any] = {}
     if job.quantization == "int8_dynamic":
+        # Exporters keep weights in Constant nodes and batch normalization beside its convolution; the quantizer wants
+        # initializers. Basic optimizations are the same on every machine.
+        prepared = target / "prepared.onnx"
+        _optimize(source, prepared, "basic", external_data=job.external_data)
         quantized = target / ("quantized.onnx" if job.level else job.name)
-        details |= _quantize(source, quantized, external_data=job.external_data)
+        details |= _quantize(prepared, quantized, external_data=job.external_data)
         source = quantized
     built = target / job.name
     if job.level:
@@ -75,9 +87,8 @@ def build(job: Job) -> dict[str, Any]:
         raise Refused(
             BuildFailureReason.INVALID_ENGINE, f"inputs and outputs changed: {before} became {_signature(built)}"
         )
-    if source.name == "quantized.onnx" and source != built:
-        for leftover in (source, source.with_name(source.name + ".data")):
-            leftover.unlink(missing_ok=True)
+    for leftover in _INTERMEDIATE:
+        (target / leftover).unlink(missing_ok=True)
     details["operators"] = _operators(built)
     return {"details": details}
 
@@ -89,7 +100,7 @@ def classify(error: BaseException) -> tuple[BuildFailureReason, str]:
     kind = type(error).__name__
     if isinstance(error, Refused):
         return error.reason, message
-    if isinstance(error, MemoryError) or "bad_alloc" in text or "Failed to allocate memory" in text:
+    if isinstance(error, MemoryError) or any(sign in text for sign in OUT_OF_MEMORY_SIGNS):
         return BuildFailureReason.OUT_OF_MEMORY, message
     if (isinstance(error, OSError) and error.errno == errno.ENOSPC) or "No space left on device" in text:
         return BuildFailureReason.NO_SPACE, message
@@ -97,6 +108,8 @@ def classify(error: BaseException) -> tuple[BuildFailureReason, str]:
         return BuildFailureReason.NO_IMPLEMENTATION, message
     if re.search(r"is not a registered function/op|No Op registered for|not supported|opset", text):
         return BuildFailureReason.UNSUPPORTED_OPERATOR, message
+    if "to be an initializer" in text:
+        return BuildFailureReason.NO_IMPLEMENTATION, f"the quantizer takes constant weights only: {message}"
     if kind in {"InvalidProtobuf", "InvalidGraph", "DecodeError", "NoSuchFile", "NoModel"}:
         return BuildFailureReason.PARSE_ERROR, message
     return BuildFailureReason.OTHER, f"{kind}: {message}"
@@ -106,7 +119,7 @@ def _quantize(source: Path, target: Path, *, external_data: bool) -> dict[str, A
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    model = onnx.load(str(source))
+    model = onnx.load(str(source), load_external_data=False)
     opset = next((entry.version for entry in model.opset_import if entry.domain in {"", "ai.onnx"}), 0)
     if opset < 11:
         raise Refused(
@@ -115,7 +128,7 @@ def _quantize(source: Path, target: Path, *, external_data: bool) -> dict[str, A
     operators = Counter(node.op_type for node in model.graph.node)
     # ONNX Runtime's CPU kernel of ConvInteger takes unsigned weights only.
     weights = QuantType.QUInt8 if operators["Conv"] else QuantType.QInt8
-    quantize_dynamic(model, str(target), weight_type=weights, use_external_data_format=external_data)
+    quantize_dynamic(str(source), str(target), weight_type=weights, use_external_data_format=external_data)
     after = _operators(target)
     quantized = sum(count for name, count in after.items() if "Integer" in name or name.startswith(("Dynamic", "QLin")))
     if not quantized:
