@@ -9,6 +9,7 @@ from pathlib import Path
 
 import onnxruntime
 import ort_bfloat16
+import ort_checks
 import ort_options
 import triton_python_backend_utils as pb_utils
 from ort_runner import Runner
@@ -16,20 +17,11 @@ from ort_runner import Runner
 
 class TritonPythonModel:
     def initialize(self, args):
-        config = json.loads(args["model_config"])
-        options = ort_options.parse(
-            config,
-            kind=args["model_instance_kind"],
-            device_id=int(args["model_instance_device_id"]),
-            available=onnxruntime.get_available_providers(),
-        )
-        path = model_path(config, args["model_repository"], args["model_version"])
-        session = onnxruntime.InferenceSession(
-            str(path),
-            ort_options.session_options(options, args["model_repository"]),
-            providers=list(options.providers),
-        )
-        self.runner = Runner(session, config, ort_options.run_options(options))
+        try:
+            self.runner = make_runner(args)
+        except (ort_options.ConfigError, ort_checks.MismatchError, FileNotFoundError) as error:
+            # Triton prints a traceback with any other exception.
+            raise pb_utils.TritonModelException(str(error)) from None
 
     def execute(self, requests):
         answers = self.runner.answer([self.feeds(request) for request in requests])
@@ -57,6 +49,23 @@ class TritonPythonModel:
 
     def finalize(self):
         self.runner = None
+
+
+def make_runner(args):
+    config = json.loads(args["model_config"])
+    options = ort_options.parse(
+        config,
+        kind=args["model_instance_kind"],
+        device_id=int(args["model_instance_device_id"]),
+        available=onnxruntime.get_available_providers(),
+    )
+    path = model_path(config, args["model_repository"], args["model_version"])
+    session = onnxruntime.InferenceSession(
+        str(path),
+        ort_options.session_options(options, args["model_repository"]),
+        providers=list(options.providers),
+    )
+    return Runner(session, config, ort_options.run_options(options))
 
 
 def model_path(config, repository, version):

@@ -24,6 +24,7 @@ class Runner:
         self.scalar_outputs = {
             entry["name"]: ort_checks.expected_dims(entry) for entry in config["output"] if not shapes[entry["name"]]
         }
+        self.string_inputs = {a.name for a in (*inputs, *initializers) if a.type == "tensor(string)"}
         self.bfloat16_inputs = {a.name for a in (*inputs, *initializers) if a.type == "tensor(bfloat16)"}
         self.bfloat16_outputs = {a.name for a in outputs if a.type == "tensor(bfloat16)"}
 
@@ -60,11 +61,8 @@ class Runner:
             import numpy as np
 
             feeds = {name: np.concatenate([request[name] for request in requests]) for name in requests[0]}
-        scalars = self.scalar_inputs & feeds.keys()
-        if scalars:
-            feeds = {
-                name: array.reshape(-1)[:1].reshape(()) if name in scalars else array for name, array in feeds.items()
-            }
+        if self.string_inputs or self.scalar_inputs:
+            feeds = {name: self._as_model_wants(name, array) for name, array in feeds.items()}
         if self.bfloat16_inputs or self.bfloat16_outputs:
             arrays = ort_bfloat16.run(self, feeds)
         else:
@@ -76,6 +74,11 @@ class Runner:
             return [results]
         sizes = [next(iter(request.values())).shape[0] for request in requests]
         return list(self._split(results, sizes))
+
+    def _as_model_wants(self, name, array):
+        if name in self.string_inputs:
+            array = strings(array)
+        return array.reshape(-1)[:1].reshape(()) if name in self.scalar_inputs else array
 
     def _split(self, results, sizes):
         total = sum(sizes)
@@ -100,6 +103,23 @@ class Runner:
 def signature(feeds):
     """Requests of equal signature can share a run."""
     return tuple((name, array.shape[1:], array.dtype.str) for name, array in sorted(feeds.items()))
+
+
+def strings(array):
+    """Bytes as ONNX Runtime's Python API takes them; given as they are, it would take their ``repr``.
+
+    Bytes that are not UTF-8 go as a fixed-width array, which loses trailing zero bytes; the native backend loses
+    everything from the first one on.
+    """
+    import numpy as np
+
+    try:
+        flat = [item.decode() for item in array.flat]
+    except UnicodeDecodeError:
+        return array.astype(np.bytes_)
+    made = np.empty(len(flat), object)
+    made[:] = flat
+    return made.reshape(array.shape)
 
 
 def as_array(value):
