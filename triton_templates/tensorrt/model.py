@@ -4,6 +4,8 @@ Every model instance is a process of its own, with one engine, one execution con
 ``execute`` are copied once, into pinned memory, and run as one batch; responses are views on pinned memory, which
 Triton copies once, into the shared memory of its python backend.
 
+Memory therefore multiplies with instances: each holds its own CUDA context, weights, scratch memory and buffers.
+
 Parameters of the config, which the native backend ignores (each also an environment variable
 ``TENSORRT_BACKEND_<NAME>``):
 
@@ -15,7 +17,6 @@ Parameters of the config, which the native backend ignores (each also an environ
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,6 @@ from trt_engine import Engine, EngineError, Log, allowed_text, check, fits, shap
 from trt_phases import Phases
 from trt_session import Session, ShapeError
 
-EXIT_AFTER_CUDA_ERROR = 70
 _INT32 = np.iinfo(np.int32)
 
 
@@ -74,15 +74,15 @@ class TritonPythonModel:
         configured = {entry.name: entry.datatype for entry in (*settings.inputs, *settings.outputs)}
         self._input_names = tuple(tensor.name for tensor in engine.inputs)
         self._output_names = tuple(tensor.name for tensor in engine.outputs)
-        self._on_host = {tensor.name: (tensor.on_host, len(tensor.shape)) for tensor in engine.inputs}
+        # Triton has no scalars without a batch dimension, so the config says [1]; and a batching model's client sends a
+        # batch dimension with a shape tensor, which the engine does not have.
+        self._unwrapped = {t.name: len(t.shape) + 1 for t in engine.inputs if t.on_host or not t.shape}
         self._bf16 = frozenset(t.name for t in (*engine.inputs, *engine.outputs) if t.datatype == "BF16")
         self._narrowed = frozenset(
             t.name for t in (*engine.inputs, *engine.outputs) if configured[t.name] == "INT64" != t.datatype
         )
         self._plain_outputs = not (self._bf16 | self._narrowed).intersection(self._output_names)
-        self._plain_inputs = not (self._bf16 | self._narrowed).intersection(self._input_names) and not any(
-            tensor.on_host for tensor in engine.inputs
-        )
+        self._plain_inputs = not (self._bf16 | self._narrowed).intersection(self._input_names) and not self._unwrapped
         self._faults = self._flag("fault_injection")
         where = os.environ.get("TENSORRT_BACKEND_PROFILE", "")
         self._phases = Phases() if where or self._flag("profile_phases") else None
@@ -183,9 +183,7 @@ class TritonPythonModel:
             array = tensor.as_numpy()
             if name in self._narrowed and array.size and (array.min() < _INT32.min or array.max() > _INT32.max):
                 raise ValueError(f"input '{name}' has values that do not fit the engine's INT32")
-            # A shape tensor has no batch dimension in the engine; a batching model's client sends one.
-            on_host, dimensions = self._on_host.get(name, (False, 0))
-            arrays.append(array[0] if on_host and array.ndim == dimensions + 1 else array)
+            arrays.append(array[0] if array.ndim == self._unwrapped.get(name) else array)
         return tuple(arrays)
 
     def _chunks(self, key: Any, items: list[Any]) -> list[tuple[Any, list[Any], int]]:
@@ -278,7 +276,7 @@ class TritonPythonModel:
             tensors = []
             for name, output in zip(names, outputs, strict=True):
                 if name in wanted:
-                    part = output if self._one_by_one else output[offset : offset + count]
+                    part = np.atleast_1d(output) if self._one_by_one else output[offset : offset + count]
                     tensors.append(make.from_dlpack(name, BFloat16(part)) if name in self._bf16 else make(name, part))
             responses[index] = response(tensors)
             offset += count
@@ -297,7 +295,7 @@ class TritonPythonModel:
             responses[index] = _failure(text, code)
 
     def _after_error(self, error: Exception) -> str:
-        """The message for the requests; makes the instance work again, or ends it where CUDA cannot go on."""
+        """The message for the requests; makes the instance work again where the CUDA context has survived."""
         session = self._session
         assert session is not None
         text = _explained(error)
@@ -308,14 +306,12 @@ class TritonPythonModel:
                 self._dead = f"{text}; and the execution context could not be made again: {_explained(second)}"
                 return self._dead
             return text
+        # No exit: an unload waits for ever for a stub that is gone (Triton 2.51). The process stays to say what
+        # happened; it ends at unload, and the driver then takes the memory back.
         self._dead = (
-            f"{text}; the GPU context of instance '{self._instance}' is lost and its process ends: load the model again"
+            f"{text}; the GPU context of instance '{self._instance}' is lost: unload the model and load it again"
         )
         _report(self._dead, True)
-        # Some time for the responses to leave; the memory is given back by the driver when the process ends.
-        timer = threading.Timer(0.5, os._exit, (EXIT_AFTER_CUDA_ERROR,))
-        timer.daemon = True
-        timer.start()
         return self._dead
 
     def finalize(self) -> None:

@@ -214,7 +214,9 @@ def _check_tensor(settings: Settings, what: str, entry: TensorConfig, tensor: Te
             f"model '{settings.model}', tensor '{entry.name}': the engine's tensor is a scalar and has no batch "
             "dimension: use max_batch_size 0"
         )
-    if not tensor.on_host and (
+    # Triton refuses an empty shape without a batch dimension: a scalar is [1] there.
+    scalar = not batched and not expected and entry.shape == (1,)
+    if not (tensor.on_host or scalar) and (
         len(entry.shape) != len(expected)
         or any(want not in (-1, has) and has != -1 for want, has in zip(entry.shape, expected, strict=True))
     ):

@@ -1,0 +1,1 @@
+"""What only a GPU can show: scripts in resumable pieces, started by ``python -m tests.gpu.run``."""
