@@ -109,6 +109,10 @@ class SimulatedLaboratory:
         self._memory[key] = pair
         return pair
 
+    def allow(self, max_pairs: int | None) -> None:
+        """Changes the number of pairs that may be measured; ``None``: any."""
+        self._max_pairs = max_pairs
+
     def _draw(self, route: Route, purpose: str, index: int) -> tuple[float, float]:
         """Two independent standard normal numbers: for the objective and for p99."""
         block = (purpose, index // _BLOCK)
