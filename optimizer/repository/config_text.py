@@ -12,8 +12,9 @@ import difflib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from optimizer.errors import OptimizerError
+from optimizer.errors import InputError, OptimizerError
 from optimizer.repository.message_edit import MessageEditor
+from optimizer.repository.text_tree import TreeError, read_tree
 from optimizer.triton.protobuf import parse_config
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def edit_config(text: str, target: ModelConfig, *, where: Path | str = "config.p
     that means something else is never right.
     """
     current = parse_config(text, where=where)
+    check_syntax(text, where=where)
     if current == target:
         return text
     coarse: frozenset[str] = frozenset()
@@ -43,6 +45,22 @@ def edit_config(text: str, target: ModelConfig, *, where: Path | str = "config.p
                 remedy="this is a defect of triton-optimizer: report it with the config; nothing was changed",
             )
         coarse |= wrong
+
+
+def check_syntax(text: str, *, where: Path | str = "config.pbtxt") -> None:
+    """Raises :class:`InputError` for what protobuf's parser for Python lets pass and Triton's does not: blanks that are
+    not ASCII, such as a no-break space pasted from a web page.
+    """
+    try:
+        read_tree(text)
+    except TreeError as error:
+        line = text.count("\n", 0, error.offset) + 1
+        column = error.offset - (text.rfind("\n", 0, error.offset) + 1) + 1
+        raise InputError(
+            f"{error}: Triton's parser does not accept it",
+            where=f"{where}:{line}:{column}",
+            remedy="correct the file; blanks outside of strings and comments are ASCII",
+        ) from None
 
 
 def set_name(text: str, name: str) -> str:
@@ -76,7 +94,7 @@ def _differing_fields(text: str, target: ModelConfig) -> set[str]:
 
     result = type(target)()
     try:
-        text_format.Parse(text.removeprefix("\ufeff"), result)
+        text_format.Parse(text, result)
     except text_format.ParseError:
         return {each.name for each in target.DESCRIPTOR.fields}
     names = set()

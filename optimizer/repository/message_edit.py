@@ -296,7 +296,7 @@ class MessageEditor:
         if block.whole_file:
             body = "".join(f"{written}{self._layout.newline}" for written in texts)
             # Behind the comments that a file without fields may have.
-            glue = "" if not inner or inner.endswith("\n") or inner == "\ufeff" else self._layout.newline
+            glue = "" if not inner or inner.endswith("\n") else self._layout.newline
             self._insert(block.end, glue + body)
         elif "\n" in inner:
             body = "".join(f"{self._layout.newline}{indent}{written}" for written in texts)
@@ -355,8 +355,12 @@ class MessageEditor:
                 unchanged, first_line_gone = re.sub(r"\A\r?\n", "", unchanged), False
             elif first_line_gone and written:
                 written, first_line_gone = written.removeprefix(self._layout.newline), False
-            at_start = not self._text[: edit.start].strip("\ufeff")
-            if at_start and not written and self._text[edit.start] not in "\r\n" and self._layout.ends_line(edit.end):
+            if (
+                edit.start == 0
+                and not written
+                and self._text[edit.start] not in "\r\n"
+                and self._layout.ends_line(edit.end)
+            ):
                 first_line_gone = True
             parts += [unchanged, written]
             cursor = max(edit.end, cursor)

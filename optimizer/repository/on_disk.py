@@ -75,7 +75,7 @@ def version_blockers(
     if scan.out_of_range:
         yield Blocker(
             "version_number",
-            f"directory '{scan.out_of_range[0]}' is a version number beyond 64 bits, on which Triton fails",
+            f"directory '{scan.out_of_range[0]}' is a version number beyond 64 bits: loading the model ends the server",
             "rename or move it",
         )
     if not versions:
@@ -96,7 +96,13 @@ def version_blockers(
         )
     misnamed = {version.number: version for version in scan.versions if version.misnamed}
     for version in served:
-        if version.number in misnamed:
+        if version.number < 0:
+            yield Blocker(
+                "version_number",
+                f"directory '{version.path.name}' counts as a negative version, whose files Triton does not find",
+                "rename or move it",
+            )
+        elif version.number in misnamed:
             name = misnamed[version.number].found[0].name
             yield Blocker(
                 "version_directory_name",

@@ -19,7 +19,7 @@ from optimizer.errors import InputError, OptimizerError
 from optimizer.records.model import Blocker, Model, ModelFormat, ModelVersion, TensorSpec
 from optimizer.repository import checks, on_disk
 from optimizer.repository.completion import DEFAULT_MAX_BATCH_SIZE, complete_backend, complete_from_onnx
-from optimizer.repository.config_text import edit_config
+from optimizer.repository.config_text import check_syntax, edit_config
 from optimizer.repository.onnx_signature import OnnxSignature, OnnxUnreadable, onnx_file, read_signature
 from optimizer.repository.versions import (
     VersionScan,
@@ -135,12 +135,18 @@ def content_hash(config_text: str, version: ModelVersion | None) -> str:
 def version_policy_text(config: ModelConfig) -> str:
     """``latest(1)``, ``all`` or ``specific(1,3)``."""
     policy = config.version_policy
-    choice = policy.WhichOneof("policy_choice")
+    choice = _policy_choice(config)
     if choice == "all":
         return "all"
     if choice == "specific":
         return f"specific({','.join(str(number) for number in policy.specific.versions)})"
     return f"latest({policy.latest.num_versions if choice == 'latest' else 1})"
+
+
+def _policy_choice(config: ModelConfig) -> str | None:
+    """A version_policy that is there and empty serves all versions (seen on the server); none at all, the latest."""
+    choice: str | None = config.version_policy.WhichOneof("policy_choice")
+    return "all" if choice is None and config.HasField("version_policy") else choice
 
 
 def ensembles_using(repository: Path, name: str) -> list[str]:
@@ -166,6 +172,8 @@ def _read(repository: Path, name: str, directory: Path, config_name: str | None)
         notes.append(f"there is no configs/{config_name}.pbtxt: config.pbtxt is live instead")
     config_text = on_disk.read_config_text(config_path) if config_path else ""
     config = parse_config(config_text, where=config_path) if config_path else new_config()
+    if config_path:
+        check_syntax(config_text, where=config_path)
 
     scan = scan_versions(directory)
     completed = complete_backend(config, name, directory)
@@ -241,7 +249,7 @@ def _read(repository: Path, name: str, directory: Path, config_name: str | None)
 
 
 def _versions(config: ModelConfig, scan: VersionScan, kind: ModelFormat) -> list[ModelVersion]:
-    choice = config.version_policy.WhichOneof("policy_choice")
+    choice = _policy_choice(config)
     latest: int | None = 1
     if choice == "all":
         latest = None

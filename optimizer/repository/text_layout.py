@@ -44,8 +44,7 @@ class TextLayout:
         return None
 
     def line_start(self, position: int) -> int:
-        start = self.text.rfind("\n", 0, position) + 1
-        return start + 1 if start == 0 and self.text.startswith("\ufeff") and position > 0 else start
+        return self.text.rfind("\n", 0, position) + 1
 
     def line_end(self, position: int) -> int:
         """Before the line break."""

@@ -12,24 +12,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-# The token rules are those of protobuf's own parser for Python: whitespace is what ``\s`` matches, a comment goes on to
-# the line feed (a lone carriage return does not end it), a string does not cross a line.
-_SKIPPED = re.compile(r"(?:\s|\ufeff|#[^\n]*)+")
+# The token rules are those of protobuf's parsers. Blanks are ASCII only, as in the C++ parser that Triton uses (Python's
+# takes a no-break space for one). A comment goes on to the line feed (a lone carriage return does not end it), a string
+# does not cross a line.
+_SKIPPED = re.compile(r"(?:[ \t\r\n\v\f]|#[^\n]*)+")
 _TOKEN = re.compile(
     r"""
     [a-zA-Z_][0-9a-zA-Z_+-]*
     | (?:[0-9+-]|\.[0-9])[0-9a-zA-Z_.+-]*
     | "(?:[^"\n\\]|\\.)*"
     | '(?:[^'\n\\]|\\.)*'
-    | .
+    | [{}<>\[\]:,;]
     """,
-    re.VERBOSE | re.DOTALL,
+    re.VERBOSE,
 )
 _CLOSING = {"{": "}", "<": ">"}
 
 
 class TreeError(ValueError):
-    """The text is not what the protobuf parser accepts; the offset is in the message."""
+    """The text is not what Triton's parser accepts, at ``offset``."""
+
+    def __init__(self, problem: str, offset: int) -> None:
+        super().__init__(problem)
+        self.offset = offset
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ def read_tree(text: str) -> Block:
 
 
 def tokenize(text: str) -> Iterator[Token]:
-    """Every token that is neither blank nor comment."""
+    """Every token that is neither blank nor comment. Raises :class:`TreeError`."""
     position = 0
     while True:
         if skipped := _SKIPPED.match(text, position):
@@ -110,7 +115,8 @@ def tokenize(text: str) -> Iterator[Token]:
         if position >= len(text):
             return
         match = _TOKEN.match(text, position)
-        assert match is not None  # the last alternative takes any character
+        if match is None:
+            raise TreeError(f"unexpected character {text[position]!r}", position)
         yield Token(match.group(), position)
         position = match.end()
 
@@ -130,7 +136,7 @@ class _Reader:
     def _field(self) -> Field:
         name = self._take()
         if not re.match(r"\w", name.text):
-            raise TreeError(f"a field name was expected at offset {name.start}, found {name.text!r}")
+            raise TreeError(f"a field name was expected, found {name.text!r}", name.start)
         colon = self._take().start if self._text == ":" else None
         values: list[Value] = []
         commas: list[int] = []
@@ -171,7 +177,7 @@ class _Reader:
 
     def _take(self) -> Token:
         if self._index >= len(self._tokens):
-            raise TreeError(f"the text ends too early, at offset {self._length}")
+            raise TreeError("the text ends too early", self._length)
         token = self._tokens[self._index]
         self._index += 1
         return token

@@ -26,9 +26,14 @@ def parse_config(text: str, *, where: Path | str = "config.pbtxt") -> ModelConfi
     from google.protobuf import text_format
 
     message = new_config()
+    if text.startswith("\ufeff"):
+        raise InputError(
+            "it begins with a byte order mark, which Triton's parser refuses",
+            where=f"{where}:1:1",
+            remedy="save the file as UTF-8 without a byte order mark",
+        )
     try:
-        # Triton's parser skips a byte order mark, Python's does not.
-        text_format.Parse(text.removeprefix("\ufeff"), message)
+        text_format.Parse(text, message)
     except text_format.ParseError as error:
         line, column = error.GetLine(), error.GetColumn()
         problem = re.sub(r"^(?:\d+:\d+ : )?", "", str(error)).strip()

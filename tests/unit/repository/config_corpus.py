@@ -229,7 +229,6 @@ CORPUS: dict[str, str] = {
     "priorities": PRIORITIES,
     "windows": CLASSIFIER.replace("\n", "\r\n"),
     "mixed line ends": PLAN.replace("\n", "\r\n", 5),
-    "byte order mark": "\ufeff" + CLASSIFIER,
     "comments only": "# nothing yet\n",
     "empty": "",
     "one line": re.sub(r"\s+", " ", SEQUENCE).strip(),

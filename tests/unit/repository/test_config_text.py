@@ -77,7 +77,6 @@ def test_a_deleted_field_takes_its_lines_and_leaves_comments() -> None:
 def test_the_first_line_goes_without_a_trace() -> None:
     assert without_name('name: "m"\nbackend: "x"\n') == 'backend: "x"\n'
     assert without_name('name: "m"\r\nbackend: "x"') == 'backend: "x"'
-    assert without_name('\ufeffname: "m"\nbackend: "x"\n') == '\ufeffbackend: "x"\n'
     assert without_name('name: "m"') == ""
 
 
@@ -204,6 +203,16 @@ def test_a_config_that_does_not_parse_names_line_and_column() -> None:
         parse_config('input { name: "x"\n  dtype: TYPE_FP32 }')
     assert caught.value.where == "config.pbtxt:2:3"
     assert "data_type" in (caught.value.remedy or "")
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [("\ufeffmax_batch_size: 1\n", "config.pbtxt:1:1"), ('name: "m"\nmax_batch_size:\u00a01\n', "config.pbtxt:2:16")],
+)
+def test_what_only_the_server_refuses_is_refused(text: str, where: str) -> None:
+    with pytest.raises(InputError) as caught:
+        edit_config(text, parse_config("max_batch_size: 2"))
+    assert caught.value.where == where
 
 
 def test_the_tree_covers_brackets_separators_and_adjacent_strings() -> None:

@@ -247,6 +247,7 @@ def test_versions_and_their_policy(entry: Callable[..., Path]) -> None:
     assert codes(model) == {"version_absent"}
     model = read_model(entry(CONFIG + "version_policy { all { } }"), "m")
     assert (model.version_policy, sum(version.served for version in model.versions)) == ("all", 3)
+    assert read_model(entry(CONFIG + "version_policy { }"), "m").version_policy == "all"
     model = read_model(entry(CONFIG + "version_policy { latest { num_versions: 2 } }"), "m")
     assert {version.number for version in model.versions if version.served} == {2, 5}
     model = read_model(entry(CONFIG + "version_policy { specific { versions: 7 } }"), "m")
@@ -274,6 +275,11 @@ def test_ignored_and_doubled_directories_are_noted(entry: Callable[..., Path]) -
     notes = " ".join(read_model(entry(**files), "m").notes)
     for part in ("'1.bak' counts as version 1", "'01' is ignored", "'old' is ignored"):
         assert part in notes
+
+
+@pytest.mark.parametrize("name", ["-1", "99999999999999999999"])
+def test_numbers_that_triton_cannot_take(entry: Callable[..., Path], name: str) -> None:
+    assert "version_number" in codes(read_model(entry(**{f"{name}/model.onnx": None}), "m"), fatal=True)
 
 
 def test_no_version_at_all(entry: Callable[..., Path]) -> None:
