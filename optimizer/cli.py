@@ -43,7 +43,7 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
     as_json = "--json" in sys.argv
     try:
-        app(standalone_mode=False)
+        app(_arguments(sys.argv[1:]), standalone_mode=False)
         code = 0
     except KeyboardInterrupt:
         code = _complain(StudyInterrupted("interrupted", remedy="`resume` goes on with a study"), as_json=as_json)
@@ -65,6 +65,15 @@ def main() -> NoReturn:
         show()
         code = 2
     sys.exit(code)
+
+
+def _arguments(given: list[str]) -> list[str]:
+    """A route expression starts with a dash like an option, so `routes` gets it behind a ``--``, in one piece."""
+    if given[:1] != ["routes"] or "--" in given:
+        return given
+    terms = [word for word in given[1:] if word.startswith("-") and not word.startswith("--") and "=" in word]
+    others = [word for word in given[1:] if word not in terms]
+    return ["routes", *others, "--", " ".join(terms)] if terms else given
 
 
 def _interrupt() -> NoReturn:

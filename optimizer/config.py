@@ -131,7 +131,9 @@ class Settings(Section):
     """The whole file."""
 
     models: list[str] = Field(default_factory=list, description="Models to tune; none: all that can be.")
-    tolerance: list[str] = Field(default_factory=list, description="[OUTPUT:]METRIC<=LOSS or >=FLOOR; without one, no write-back.")
+    tolerance: list[str] = Field(
+        default_factory=list, description="[OUTPUT:]METRIC<=LOSS or >=FLOOR; without one, no write-back."
+    )
     config_name: str | None = Field(None, description="The server's --model-config-name.")
     gpu: str | None = Field(None, description="GPU by index or UUID.")
     accept_unserved_baseline: bool = Field(False, description="Write back though as-found could not be measured.")

@@ -178,7 +178,7 @@ class StudyLaboratory:
             memory_limit_bytes=plan.build_memory_limit_bytes,
             gpu=plan.gpu,
             cache_directory=cache,
-            shapes=_shapes(plan.tune),
+            shapes=request_shapes(plan.tune),
             options=plan.builder_options or {},
         )
         self.progress("build", engine=engine_id, route=candidate.build_route.text)
@@ -447,7 +447,7 @@ def _reasons(measurement: Measurement) -> str:
     return ", ".join(f"{count}x {reason}" for reason, count in measurement.failures.items())
 
 
-def _shapes(samples: SampleSet) -> list[dict[str, tuple[int, ...]]]:
+def request_shapes(samples: SampleSet) -> list[dict[str, tuple[int, ...]]]:
     distinct = {
         tuple(sorted((name, array.shape) for name, array in sample.inputs.items())) for sample in samples.samples
     }

@@ -18,7 +18,7 @@ from optimizer.config import Settings
 from optimizer.engines import families
 from optimizer.engines._base import EngineFamily
 from optimizer.errors import InputError
-from optimizer.laboratory import Plan
+from optimizer.laboratory import Plan, request_shapes
 from optimizer.records.environment import Fingerprint
 from optimizer.records.measurement import Arrival, Workload
 from optimizer.records.model import Model
@@ -63,8 +63,10 @@ def prepare(repository: Path, name: str, settings: Settings, directory: Path) ->
     tune, held_out, calibration = sample_sets(model, settings)
     launcher, why_launcher = choose_launcher(settings)
     family, why_family = families.choose(
-        settings.builder.family, model, source=settings.builder.onnx, gpu=settings.gpu is not None
-    )
+        settings.builder.family, model, source=settings.builder.onnx, gpu=settings.gpu is not None,
+        builder_python=settings.builder.python, module=settings.builder.module, gpu_id=settings.gpu,
+        shapes=request_shapes(tune),
+    )  # fmt: skip
     space, why_space, expansions = make_space(model, family, settings)
     limit_gb = settings.builder.memory_limit_gb
     plan = Plan(

@@ -41,6 +41,8 @@ BUILDER = frozenset(
 )
 PROFILE = frozenset({"opt_batch", "profiles"})
 OWN = PRECISION | BUILDER | PROFILE
+SHARED = frozenset({"max_batch_size"})
+"""Serving knobs that an engine must be built for: the profile reaches to that batch."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +53,22 @@ class SplitRoute:
     keep_fp32: bool = True
     settings: dict[str, str] = field(default_factory=dict)
     opt_batch: int | None = None
+    max_batch: int | None = None
     profiles: str = "single"
     compiler: Route = field(default_factory=Route)
 
 
 def split(route: Route) -> SplitRoute:
-    """Raises ``ValueError`` for an ``opt_batch`` that is no number."""
-    opt = route.get("opt_batch")
+    """Raises ``ValueError`` for a batch that is no number."""
+    opt, most = route.get("opt_batch"), route.get("max_batch_size")
     return SplitRoute(
         precision=route.get("precision") or "tf32",
         keep_fp32=route.get("keep_fp32", "overflow") != "none",
         settings={name: value for name, value in route.assignments if name in BUILDER},
         opt_batch=int(opt) if opt is not None else None,
+        max_batch=int(most) if most is not None else None,
         profiles=route.get("profiles") or "single",
-        compiler=route.without(OWN),
+        compiler=route.without(OWN | SHARED),
     )
 
 
@@ -88,6 +92,12 @@ def list_knobs(
         *_builder_knobs(have),
         *_profile_knobs(model, source, preferred, shapes),
     ]
+    return tuple(knob for knob in knobs if len(knob.values) != 1)
+
+
+def builder_layer_knobs(have: Capabilities) -> tuple[Knob, ...]:
+    """The knobs that a builder has whatever the model: precision and builder."""
+    knobs = [*_precision_knobs(have, None, True, False), *_builder_knobs(have)]
     return tuple(knob for knob in knobs if len(knob.values) != 1)
 
 
