@@ -64,17 +64,19 @@ def default_space(
     layers: Iterable[Layer | str] = tuple(Layer),
     limit: int | None = None,
     numeric: bool = True,
+    compiler: Iterable[Knob] = (),
     engine_memory_bytes: int | None = None,
     memory_limit_bytes: int | None = None,
 ) -> tuple[Space, str]:
     """The space where the user names no routes, and why it is what it is.
 
-    ``cores`` and ``gpu`` describe the serving machine. ``numeric`` is for studies with an accuracy gate. ``limit``
-    bounds the number of candidates. ``engine_memory_bytes`` is what one instance takes and ``memory_limit_bytes`` what
-    all may take, where that is known.
+    ``cores`` and ``gpu`` describe the serving machine. ``numeric`` is for studies with an accuracy gate. ``compiler``
+    are TensorRT's build-route knobs, where its family builds the engines. ``limit`` bounds the number of candidates.
+    ``engine_memory_bytes`` is what one instance takes and ``memory_limit_bytes`` what all may take, where known.
     """
     wanted = {Layer(layer) for layer in layers}
-    offered = (*family.knobs(model), *serving.serving_knobs(model, gpu=gpu, cores=cores, family=family.name))
+    tritons = serving.serving_knobs(model, gpu=gpu, cores=cores, family=family.name)
+    offered = (*family.knobs(model), *tritons, *compiler)
     knobs = tuple(
         cut
         for knob in offered
@@ -88,21 +90,33 @@ def default_space(
     ]
     space = Space(knobs, tuple(constraints), held=_held(offered, knobs), limit=limit)
     named = ", ".join(f"{layer.value} ({', '.join(_named(knobs, layer))})" for layer in Layer if _named(knobs, layer))
+    ungated = [knob.name for knob in offered if knob.layer in wanted and _numeric(knob) and not numeric]
+    without = f"; without a tolerance, not {', '.join(ungated[:8])}" if ungated else ""
     if not knobs:
-        return space, "no knob of the chosen layers applies to this model"
+        return space, f"no knob of the chosen layers applies to this model{without}"
     shortened = f", of which {limit} are tried" if limit is not None and space.size > limit else ""
-    return space, f"{space.size} routes{shortened} over {named}"
+    return space, f"{space.size:,} routes{shortened} over {named}{without}"
 
 
-def nameable_knobs(model: Model, family: KnobSource, *, gpu: bool, cores: int) -> tuple[Knob, ...]:
-    """What an expression may name: all knobs of the family and of Triton, UNSAFE ones too; numbers are open-ended."""
+def nameable_knobs(
+    model: Model, family: KnobSource, *, gpu: bool, cores: int, compiler: Iterable[Knob] = ()
+) -> tuple[Knob, ...]:
+    """What an expression may name: all knobs of the family, of Triton and of the compiler, UNSAFE ones too; numbers
+    are open-ended."""
     own = (replace(knob, values=()) if knob.name == INTRA_OP_THREADS else knob for knob in family.knobs(model))
     tritons, _ = serving.nameable_serving_knobs(model, gpu=gpu, cores=cores, family=family.name)
-    return (*own, *tritons)
+    return (*own, *tritons, *compiler)
 
 
 def expression_for(
-    text: str, model: Model, family: KnobSource, *, gpu: bool, cores: int, where: str = "--routes"
+    text: str,
+    model: Model,
+    family: KnobSource,
+    *,
+    gpu: bool,
+    cores: int,
+    compiler: Iterable[Knob] = (),
+    where: str = "--routes",
 ) -> Expression:
     """Parses an expression over all layers. Raises :class:`InputError`, for a serving knob that makes no sense for
     the model with that reason."""
@@ -115,15 +129,23 @@ def expression_for(
                 field=f"character {found.start(1) + 1}",
                 remedy="leave it out of the expression",
             )
-    return parse_expression(text, nameable_knobs(model, family, gpu=gpu, cores=cores), where=where)
+    return parse_expression(text, nameable_knobs(model, family, gpu=gpu, cores=cores, compiler=compiler), where=where)
 
 
 def space_of(
-    text: str, model: Model, family: KnobSource, *, gpu: bool, cores: int, limit: int | None = None
+    text: str,
+    model: Model,
+    family: KnobSource,
+    *,
+    gpu: bool,
+    cores: int,
+    compiler: Iterable[Knob] = (),
+    limit: int | None = None,
 ) -> tuple[Space, str]:
     """The space that an expression names, and that in words. Raises :class:`InputError`."""
-    expression = expression_for(text, model, family, gpu=gpu, cores=cores)
-    offered = nameable_knobs(model, family, gpu=gpu, cores=cores)
+    compiler = tuple(compiler)
+    expression = expression_for(text, model, family, gpu=gpu, cores=cores, compiler=compiler)
+    offered = nameable_knobs(model, family, gpu=gpu, cores=cores, compiler=compiler)
     space = space_over(expression, joint_constraints(), offered, limit=limit)
     for knob in space.knobs:
         if knob.name == serving.MAX_BATCH_SIZE:
@@ -136,7 +158,8 @@ def space_of(
             field=expression.text,
             remedy="add the knob that is missing, or take the other out",
         )
-    return space, f"{space.size} routes from the expression, the default included"
+    unsafe = f"; {', '.join(expression.unsafe)} may give wrong results" if expression.unsafe else ""
+    return space, f"{space.size:,} routes from the expression, the default included{unsafe}"
 
 
 def space_over(
@@ -228,7 +251,11 @@ def pruning_constraints(
 def _may_change(knob: Knob, numeric: bool) -> bool:
     if not knob.bounded or knob.knob_class is KnobClass.UNSAFE:
         return False
-    return numeric or knob.knob_class is not KnobClass.NUMERIC
+    return numeric or not _numeric(knob)
+
+
+def _numeric(knob: Knob) -> bool:
+    return knob.knob_class is KnobClass.NUMERIC
 
 
 def _worth_trying(knob: Knob) -> Knob | None:

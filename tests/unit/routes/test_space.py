@@ -100,8 +100,9 @@ def test_single_changes_come_before_pairs() -> None:
 
 def test_layers_and_classes_select_knobs() -> None:
     assert {knob.layer for knob in default(layers=["serving"]).knobs} == {Layer.SERVING}
-    names = [knob.name for knob in default(numeric=False).knobs]
-    assert "quantization" not in names
+    exact, why = default_space(model_from(CONFIG), ONNXRUNTIME, gpu=False, cores=2, numeric=False)
+    assert "quantization" not in [knob.name for knob in exact.knobs]
+    assert why.endswith("without a tolerance, not quantization")
     gpu = default_space(model_from(CONFIG), TENSORRT, gpu=True, cores=16)[0]
     knobs = {knob.name: knob for knob in gpu.knobs}
     assert "workspace" not in knobs
@@ -261,8 +262,24 @@ def test_an_expansion_over_layers_drops_what_cannot_be_served() -> None:
 
 
 def test_unsafe_knobs_can_be_named() -> None:
-    space, _ = space_of("-broken=off -conv=[on|off]", model_from(CONFIG), TENSORRT, gpu=True, cores=4)
+    space, why = space_of("-broken=off -conv=[on|off]", model_from(CONFIG), TENSORRT, gpu=True, cores=4)
+    assert why.endswith("broken may give wrong results")
     assert Route.of({"broken": "off", "conv": "off"}) in list(space.candidates())
+
+
+def test_compiler_knobs_join_the_space_after_the_serving_ones() -> None:
+    model, table = model_from(CONFIG), published_table()
+    space, _ = default_space(model, TENSORRT, gpu=True, cores=16, compiler=table, limit=200)
+    layers = [knob.layer for knob in space.knobs if knob.name not in {"conv"}]
+    assert layers == sorted(
+        layers, key=[Layer.PRECISION, Layer.BUILDER, Layer.PROFILE, Layer.SERVING, Layer.COMPILER].index
+    )
+    assert not {knob.name for knob in space.knobs} & {"kgen:lower_gelu", "kgen:topk_algo"}
+    assert len(list(space.candidates())) == 200
+    text = "-kgen:topk_algo=[1|2] -kgen:tiling=0 -instances=[1|2]"
+    named, why = space_of(text, model, TENSORRT, gpu=True, cores=16, compiler=table)
+    assert why == "7 routes from the expression, the default included"
+    assert Route.of({"kgen:topk_algo": "2", "kgen:tiling": "0", "instances": "2"}) in list(named.candidates())
 
 
 @st.composite
