@@ -195,7 +195,7 @@ def simulate(studies: int, nulls: int, seed: int, say: Callable[[str], None] = l
     null = [null_studies(nulls, 0.015, seed)]
     say(f"nothing better, {nulls} studies: {null[0]['promoted']:.0f} promoted")
     for noise in NOISES:
-        null.append(null_studies(max(20, nulls // 10), noise, seed + 10**6, gain=math.log1p(0.01)))
+        null.append(null_studies(max(20, nulls // 4), noise, seed + 10**6, gain=math.log1p(0.01)))
         say(f"all at the minimum gain, noise {noise:.1%}: {null[-1]['promoted_fraction']:.1%} promoted")
     table = []
     say("spread noise | race: within 1%, regret, pairs | flat | exhaustive | pairs of exhaustive")

@@ -49,7 +49,7 @@ class SimulatedLaboratory:
         self._p99_noise = p99_noise
         self._known_noise = noise if known_noise is None else known_noise
         self._seed = seed
-        self._rejected = rejected or {}
+        self._rejected: Mapping[Route, Stage] = {} if rejected is None else rejected
         self._unusable = unusable
         self._max_pairs = max_pairs
         self._build_knobs = build_knobs
