@@ -13,6 +13,8 @@ import contextlib
 import math
 import mmap
 import os
+import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +27,8 @@ from optimizer.triton.client import TritonClient, TritonError, to_wire
 
 SHARED_MEMORY = Path("/dev/shm")
 ALIGNMENT = 64
+RELEASE_S = 2.0
+RELEASE_PAUSE_S = 0.02
 NAME = "triton_optimizer_load"
 Places = list[dict[str, tuple[int, int]]]
 
@@ -105,11 +109,26 @@ def register(client: TritonClient, name: str, action: Callable[[], None]) -> Non
     try:
         action()
     except TritonError as error:
-        raise EnvironmentFailure(
-            f"the server does not take shared memory {name}: {error.problem}",
-            where=client.url,
-            remedy="measure without shared memory, or let the server see this host's /dev/shm (docker: --ipc=host)",
-        ) from None
+        remedy = "measure without shared memory, or let the server see this host's /dev/shm (docker: --ipc=host)"
+        if error.status == "UNAVAILABLE":
+            remedy = "see whether the server runs, and at this address"
+        problem = f"the server does not take shared memory {name}: {error.problem}"
+        raise EnvironmentFailure(problem, where=client.url, remedy=remedy) from None
+
+
+def unregister(client: TritonClient, name: str, *, cuda: bool = False) -> None:
+    """Triton keeps a region while a request uses it, so this may take a while; after ``RELEASE_S`` it says on stderr
+    why it could not. (The server may be gone, and with it what was registered.)"""
+    deadline = time.monotonic() + RELEASE_S
+    while True:
+        try:
+            client.unregister_shared_memory(name, cuda=cuda)
+            return
+        except TritonError as error:
+            if "in use" not in error.problem or time.monotonic() > deadline:
+                print(f"shared memory {name} is still registered with {client.url}: {error.problem}", file=sys.stderr)
+                return
+        time.sleep(RELEASE_PAUSE_S)
 
 
 def lay_out(samples: Sequence[Sample], datatypes: Mapping[str, str]) -> tuple[bytes, Places]:
@@ -180,8 +199,7 @@ class OutputRegion:
         return bytes(response.SerializeToString())
 
     def close(self) -> None:
-        with contextlib.suppress(TritonError):
-            self._client.unregister_shared_memory(self.region.name)
+        unregister(self._client, self.region.name)
         self.region.close()
 
 

@@ -139,11 +139,10 @@ class Worker:
             self._pool = None
         self._close_region()
         if self._prepared is not None and self._prepared.unregister:
-            from optimizer.triton.client import TritonError
+            from optimizer.load.shared_memory import unregister
 
             for name in self._prepared.unregister:
-                with contextlib.suppress(TritonError):
-                    self._triton().unregister_shared_memory(name, cuda=self._prepared.cuda)
+                unregister(self._triton(), name, cuda=self._prepared.cuda)
         if self._client is not None:
             self._client.close()
             self._client = None

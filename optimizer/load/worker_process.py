@@ -19,7 +19,7 @@ from optimizer.load import worker
 
 T = TypeVar("T")
 CHUNK_BYTES = 1 << 20
-PATIENCE_S = 2.0
+PATIENCE_S = 1.0
 
 
 class WorkerProcess:
@@ -37,7 +37,7 @@ class WorkerProcess:
             env={**os.environ, "PYTHONPATH": search_path},
             log_path=log_path,
             remove=remove,
-            grace_s=3.0,
+            grace_s=6.0,
             pipes=True,
         )
         assert self._guarded.stdin is not None
