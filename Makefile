@@ -9,7 +9,7 @@ STAMP := $(VENV)/.installed
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[embedded,docker,test]'
+	$(BIN)/python -m pip install --quiet --editable '.[embedded,tensorrt-rtx,docker,test]'
 	touch $@
 
 demo: $(STAMP)

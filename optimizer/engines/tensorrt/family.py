@@ -182,10 +182,10 @@ class TensorRTFamily:
         try:
             route = knob_tables.split(request.route)
         except ValueError as error:
-            raise _Refused(BuildFailureReason.REFUSED, f"opt_batch: {error}") from None
-        if not route.compiler.is_default and not have.build_route:
+            raise _Refused(BuildFailureReason.REFUSED, f"opt_batch or max_batch_size: {error}") from None
+        if not route.compiler.is_default and (not have.build_route or (have.live and not have.all_build_routes)):
             raise _Refused(
-                BuildFailureReason.NOT_AVAILABLE, f"{have.builder} has no knobs {route.compiler.text}: no build routes"
+                BuildFailureReason.NOT_AVAILABLE, f"{have.builder} has no build routes: {route.compiler.text}"
             )
         options = {**self.options, **request.options}
         preferred = _preferred_sizes(request.model)
@@ -193,7 +193,8 @@ class TensorRTFamily:
             plan = plan_profiles(
                 request.model,
                 onnx,
-                opt_batch=route.opt_batch or default_opt_batch(request.model, preferred),
+                opt_batch=default_opt_batch(request.model, preferred) if route.opt_batch is None else route.opt_batch,
+                max_batch=route.max_batch,
                 mode=route.profiles,
                 ranges=parse_ranges(options),
                 shapes=tuple(request.shapes) or self.shapes,

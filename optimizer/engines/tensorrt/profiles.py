@@ -108,15 +108,22 @@ def plan_profiles(
     source: OnnxSource,
     *,
     opt_batch: int,
+    max_batch: int | None = None,
     mode: str = "single",
     ranges: Mapping[tuple[str, int], Range] | None = None,
     shapes: Sequence[Mapping[str, Shape]] = (),
 ) -> ProfilePlan:
     """Raises :class:`ProfileRefusal`. No profiles when the ONNX has no free dimension."""
     ranges = ranges or {}
-    batches = [(1, opt_batch, max(1, model.max_batch_size))]
-    if mode == "batch_split" and model.max_batch_size > 1:
-        batches = [(1, 1, 1), (1, max(2, opt_batch), model.max_batch_size)]
+    if mode not in MODES:
+        raise ProfileRefusal(f"profiles={mode}: choose one of {', '.join(MODES)}")
+    # Never less than what the service accepts today.
+    most = max(1, model.max_batch_size, max_batch or 0) if model.batched else 1
+    if not 1 <= opt_batch <= most:
+        raise ProfileRefusal(f"opt_batch={opt_batch}: must be between 1 and max_batch_size {most}")
+    batches = [(1, opt_batch, most)]
+    if mode == "batch_split" and most > 1:
+        batches = [(1, 1, 1), (1, max(2, opt_batch), most)]
     groups: list[Sequence[Mapping[str, Shape]]] = [shapes]
     if mode == "shape_clusters":
         groups = list(clusters(shapes, model.batched)) or [shapes]

@@ -1,0 +1,11 @@
+"""The builder reports that the GPU has no memory left."""
+
+import fake_tensorrt
+from fake_tensorrt import *  # noqa: F403
+from fake_tensorrt import __version__  # noqa: F401
+
+
+class Builder(fake_tensorrt.Builder):
+    def build_serialized_network(self, network, config):
+        self.logger.log(fake_tensorrt.ILogger.Severity.ERROR, "Error Code 1: Cuda Runtime (out of memory)")
+        return

@@ -1,0 +1,13 @@
+"""The builder dies of SIGSEGV."""
+
+import os
+import signal
+
+import fake_tensorrt
+from fake_tensorrt import *  # noqa: F403
+from fake_tensorrt import __version__  # noqa: F401
+
+
+class Builder(fake_tensorrt.Builder):
+    def build_serialized_network(self, network, config):
+        os.kill(os.getpid(), signal.SIGSEGV)
