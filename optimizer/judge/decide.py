@@ -20,6 +20,7 @@ from optimizer.judge.statistics import (
     summarize,
     usable_pairs,
 )
+from optimizer.judge.tails import Latencies, Tail, compare_tails
 from optimizer.records.candidate import Pair, Rejection
 from optimizer.records.decision import Decision, Finalist, Interval, KeepReason, Verdict
 from optimizer.records.parity import Parity
@@ -58,6 +59,9 @@ class Confirmation:
     held_out: Parity | None = None
     rejection: Rejection | None = None
     """It failed while it was being confirmed."""
+    latencies: Sequence[tuple[Latencies, Latencies]] = ()
+    """Latencies (µs) of every request, reference and candidate, one pair of arrays a pair with the reference that must
+    be beaten. Where given, the tail is judged over all of them together; else by the p99 of single windows."""
 
 
 @dataclass(frozen=True)
@@ -162,8 +166,15 @@ def _judge(
     gain = interval(summary, alpha, settings.confidence) if summary.n else None
     default = summaries.get(context.default_id)
     p99 = summarize([pair.p99_log_ratio for pair in usable[reference].pairs if pair.p99_log_ratio is not None])
+    tail = compare_tails(confirmation.latencies, alpha, settings.confidence)
     p99_ratio = interval(p99, alpha, settings.confidence) if p99.n else None
     caveats = []
+    if tail is not None:
+        p99_ratio = tail.ratio
+        if tail.percentile < 99:
+            caveats.append(
+                f"{confirmation.label}: {tail.requests} requests do not support a p99; {tail.name} is judged instead"
+            )
     dropped = usable[reference].dropped
     if dropped:
         caveats.append(
@@ -176,7 +187,7 @@ def _judge(
             f"{confirmation.label}: which arm runs first changes the ratio by "
             f"{math.expm1(abs(effect.difference)):.1%}; it cancels over the pairs, a longer warm-up would remove it"
         )
-    keep_reason, reason = _objection(confirmation, groups[reference], summary, p99, len(dropped), alpha, settings)
+    keep_reason, reason = _objection(confirmation, groups[reference], summary, p99, tail, len(dropped), alpha, settings)
     finalist = Finalist(
         candidate_id=confirmation.candidate_id,
         label=confirmation.label,
@@ -198,6 +209,7 @@ def _objection(
     pairs: Sequence[Pair],
     summary: Summary,
     p99: Summary,
+    tail: Tail | None,
     dropped: int,
     alpha: float,
     settings: JudgeSettings,
@@ -224,13 +236,15 @@ def _objection(
         if summary.mean <= bar:
             return KeepReason.GAIN_BELOW_MINIMUM, f"gain {shown} is below the minimum of {settings.min_gain:.1%}"
         return KeepReason.TOO_NOISY, f"gain {shown} is not shown to exceed the minimum of {settings.min_gain:.1%}"
-    objection = _latency_objection(pairs, p99, alpha, settings)
+    objection = _latency_objection(pairs, p99, tail, alpha, settings)
     if objection:
         return KeepReason.LATENCY_GUARD, objection
     return None, f"gain {shown}"
 
 
-def _latency_objection(pairs: Sequence[Pair], p99: Summary, alpha: float, settings: JudgeSettings) -> str | None:
+def _latency_objection(
+    pairs: Sequence[Pair], p99: Summary, tail: Tail | None, alpha: float, settings: JudgeSettings
+) -> str | None:
     if settings.slo_p99_us is not None:
         levels = summarize([math.log(pair.candidate_p99_us) for pair in pairs if pair.usable and pair.candidate_p99_us])
         _, upper = bounds(levels, alpha)
@@ -239,6 +253,13 @@ def _latency_objection(pairs: Sequence[Pair], p99: Summary, alpha: float, settin
         return f"p99 {_ms(levels.mean)} (at most {_ms(upper)}) is not shown to keep {settings.slo_p99_us / 1e3:g} ms"
     if settings.p99_guard is None:
         return None
+    if tail is not None:
+        if tail.ratio.upper <= settings.p99_guard:
+            return None
+        return (
+            f"{tail.name} changes by {_gain(tail.ratio.ratio)} (at most {_gain(tail.ratio.upper)}), "
+            f"allowed are {settings.p99_guard - 1:.0%}"
+        )
     if p99.n < 2:
         return "p99 is unknown: the windows hold too few requests; measure longer, or turn the p99 guard off"
     _, upper = bounds(p99, alpha)

@@ -1,6 +1,8 @@
 import math
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from optimizer.judge.decide import Confirmation, Context, JudgeSettings, decide, pairs_needed
@@ -133,6 +135,32 @@ def test_an_unknown_p99_does_not_pass_the_guard():
     assert decision.keep_reason is KeepReason.LATENCY_GUARD
     assert "unknown" in decision.finalists[0].reason
     assert decision.finalists[0].p99_ratio is None
+
+
+def latencies(slower, windows=8, requests=400):
+    drawn = np.random.default_rng(3)
+    return [(drawn.lognormal(9, 0.1, requests), slower * drawn.lognormal(9, 0.1, requests)) for _ in range(windows)]
+
+
+def with_latencies(slower, **changes):
+    return replace(confirmed("a", 0.3, p99=None), latencies=latencies(slower, **changes))
+
+
+def test_the_tail_over_all_windows_replaces_that_of_single_windows():
+    accepted = decide([with_latencies(0.9)])
+    assert accepted.verdict is Verdict.WINNER
+    assert accepted.finalists[0].p99_ratio.ratio == pytest.approx(0.9, abs=0.04)
+    slower = decide([with_latencies(1.2)])
+    assert slower.keep_reason is KeepReason.LATENCY_GUARD
+    assert "p99 changes by +" in slower.finalists[0].reason
+
+
+def test_a_lower_percentile_is_judged_where_p99_has_too_few_requests_and_said_so():
+    decision = decide([with_latencies(0.8, requests=40)])
+    assert decision.verdict is Verdict.WINNER
+    assert any("p95 is judged instead" in caveat for caveat in decision.caveats)
+    none = decide([with_latencies(0.8, requests=5)])
+    assert none.keep_reason is KeepReason.LATENCY_GUARD
 
 
 def test_an_slo_replaces_the_guard():
