@@ -54,7 +54,6 @@ class TritonClient:
                 ("grpc.use_local_subchannel_pool", 1),
                 # After a refused connection gRPC waits a second by default: half of a server's start.
                 ("grpc.initial_reconnect_backoff_ms", 50),
-                ("grpc.min_reconnect_backoff_ms", 50),
                 ("grpc.max_reconnect_backoff_ms", 1000),
                 # A proxy in the environment is not meant for servers of one's own.
                 ("grpc.enable_http_proxy", 0),
