@@ -56,6 +56,12 @@ class Budget:
             return None
         return max(0.0, self.wall_s - self.reserve_s - self.spent.wall_s)
 
+    @property
+    def search_s(self) -> float | None:
+        """Wall clock that searching may take in all, whatever of it is spent: a plan made from it is the same when a
+        study is resumed. ``None`` without a limit."""
+        return None if self.wall_s is None else max(0.0, self.wall_s - self.reserve_s)
+
     def release_reserve(self) -> None:
         self.reserve_s = 0.0
 

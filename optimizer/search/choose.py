@@ -121,14 +121,17 @@ def choose_strategy(
 def affordable_pairs(
     budget: Budget, space: SearchSpace, limit: int, seconds_a_pair: float, seconds_a_build: float
 ) -> int | None:
-    """Race pairs that the remaining time pays for, builds of up to ``limit`` candidates taken off; ``None``: any."""
-    remaining_s = budget.remaining_s
-    if remaining_s is None:
+    """Race pairs that the time pays for, builds of up to ``limit`` candidates taken off; ``None``: any.
+
+    Of the whole time and not of what is left of it, so that a resumed study plans what it planned before.
+    """
+    time_s = budget.search_s
+    if time_s is None:
         return None
     if budget.reserve_s == 0:
-        remaining_s *= _SEARCH_PART
-    remaining_s -= seconds_a_build * min(limit, space.size)
-    return max(0, int(remaining_s / max(seconds_a_pair, 1e-3)))
+        time_s *= _SEARCH_PART
+    time_s -= seconds_a_build * min(limit, space.size)
+    return max(0, int(time_s / max(seconds_a_pair, 1e-3)))
 
 
 def _race(

@@ -6,7 +6,7 @@ from optimizer.errors import InputError
 from optimizer.records.route import Knob, Layer, Route
 from optimizer.routes.space import Constraint, Space
 from optimizer.search import optuna_search
-from optimizer.search.budget import Budget
+from optimizer.search.budget import Budget, Spent
 from optimizer.search.choose import NAMES, Expansions, choose_strategy, expansions_of
 from optimizer.search.optuna_search import OptunaSearch
 from optimizer.search.race import Race
@@ -68,6 +68,14 @@ def test_a_short_budget_is_said_and_kept():
     assert "about 20 " in choose_strategy("race", SMALL, None, reserved, seconds_a_pair=3.0)[1]
     builds = choose_strategy("race", SMALL, None, budget, seconds_a_pair=3.0, seconds_a_build=10.0)[1]
     assert "about 0 comparisons, so only the first 4 are tried" in builds
+
+
+def test_a_resumed_study_plans_what_it_planned_before():
+    fresh = Budget(wall_s=100, reserve_s=40)
+    resumed = Budget(wall_s=100, reserve_s=40, spent=Spent(wall_s=55.0))
+    plans = [choose_strategy("race", SMALL, None, budget, seconds_a_pair=3.0) for budget in (fresh, resumed)]
+    assert plans[0][1] == plans[1][1]
+    assert tried(plans[0][0]) == tried(plans[1][0])
 
 
 def test_noise_that_asks_for_more_than_there_is_time_is_said():
