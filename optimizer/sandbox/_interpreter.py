@@ -16,7 +16,7 @@ from optimizer.errors import EnvironmentFailure
 
 # Runs in the interpreter that is asked about, so it must be plain and old-fashioned Python.
 _QUESTION = """
-import json, sys, sysconfig
+import json, os, site, sys, sysconfig
 try:
     from importlib import metadata
 except ImportError:
@@ -26,15 +26,20 @@ def version(name):
         return metadata.version(name)
     except Exception:
         return ""
+standard = [sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib")]
+standard += [os.path.join(path, "lib-dynload") for path in standard]
+sites = site.getsitepackages() + ([site.getusersitepackages()] if site.ENABLE_USER_SITE else [])
 print(json.dumps({
-    "executable": sys.executable, "prefix": sys.prefix, "base_prefix": sys.base_prefix,
+    "executable": sys.executable, "base_executable": getattr(sys, "_base_executable", None) or sys.executable,
+    "base_prefix": sys.base_prefix,
     "version": "%d.%d" % sys.version_info[:2], "full_version": "%d.%d.%d" % sys.version_info[:3],
+    "sites": [path for path in sys.path if path in sites],
+    "path": [path for path in sys.path if os.path.isdir(path) and path not in standard and path not in sites],
     "libdir": sysconfig.get_config_var("LIBDIR") or "", "library": sysconfig.get_config_var("INSTSONAME") or "",
     "numpy": version("numpy"), "onnxruntime": version("onnxruntime") or version("onnxruntime-gpu"),
     "tensorrt": version("tensorrt"),
 }))
 """
-
 
 OLDEST = (3, 10)
 
@@ -42,19 +47,20 @@ OLDEST = (3, 10)
 @dataclass(frozen=True)
 class Interpreter:
     executable: Path
-    prefix: Path
+    base_executable: Path
+    """The same, unless ``executable`` is that of a virtual environment."""
     base_prefix: Path
     version: str
     """Major and minor, as in the names of the stubs: ``3.11``."""
     full_version: str
     library: Path
     """The shared ``libpython`` that the stub links against."""
+    sites: tuple[str, ...]
+    """Directories with installed packages, whose ``.pth`` files count."""
+    path: tuple[str, ...]
+    """Other directories of modules (PYTHONPATH), without the standard library."""
     packages: Mapping[str, str]
     """Versions of numpy, onnxruntime, tensorrt where installed."""
-
-    @property
-    def virtual(self) -> bool:
-        return self.prefix != self.base_prefix
 
 
 @lru_cache(maxsize=8)
@@ -81,11 +87,13 @@ def examine(python: str) -> Interpreter:
         )
     return Interpreter(
         executable=Path(answer["executable"] or python),
-        prefix=Path(answer["prefix"]),
+        base_executable=Path(answer["base_executable"] or python),
         base_prefix=Path(answer["base_prefix"]),
         version=answer["version"],
         full_version=answer["full_version"],
         library=find_library(answer["version"], [answer["libdir"], *_LIBRARY_DIRECTORIES], where=python),
+        sites=tuple(answer["sites"]),
+        path=tuple(answer["path"]),
         packages={name: answer[name] for name in ("numpy", "onnxruntime", "tensorrt") if answer[name]},
     )
 
@@ -108,29 +116,35 @@ def find_library(version: str, directories: list[str], *, where: str) -> Path:
 
 
 def environment(interpreter: Interpreter, private: Path, libraries: Path, base: Mapping[str, str]) -> dict[str, str]:
-    """The environment in which the server starts its stubs; also makes ``bin`` and ``lib`` below ``private``.
+    """The environment in which the server starts its stubs; makes ``python``, ``lib`` and ``tmp`` below ``private``.
 
-    A stub is an embedded interpreter: it looks for ``python3`` on PATH and takes prefix and site-packages from there.
-    A virtual environment always has a ``python3``. Elsewhere ``python3`` may be another version than the chosen one,
-    so a link of that name comes first.
+    A stub is an embedded interpreter that looks for ``python3`` on PATH and takes its prefix from there; it ignores
+    PYTHONPATH, PYTHONHOME and the user's site-packages. So it gets a virtual environment of its own, over the chosen
+    interpreter, that names every directory in which that one finds modules.
     """
-    (private / "bin").mkdir()
-    (private / "lib").mkdir()
+    overlay = private / "python"
+    packages = overlay / "lib" / f"python{interpreter.version}" / "site-packages"
+    packages.mkdir(parents=True)
+    (overlay / "bin").mkdir()
+    (overlay / "bin" / "python3").symlink_to(interpreter.base_executable)
+    (overlay / "pyvenv.cfg").write_text(
+        f"home = {interpreter.base_executable.parent}\ninclude-system-site-packages = false\n"
+        f"version = {interpreter.full_version}\n",
+        encoding="utf-8",
+    )
+    lines = [*interpreter.path, *(f"import site; site.addsitedir({directory!r})" for directory in interpreter.sites)]
+    (packages / "interpreter.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
     (private / "tmp").mkdir()
+    (private / "lib").mkdir()
     (private / "lib" / interpreter.library.name).symlink_to(interpreter.library)
-    path = [str(interpreter.executable.parent), base.get("PATH", os.defpath)]
-    if interpreter.virtual:
-        path.insert(0, str(interpreter.prefix / "bin"))
-    else:
-        (private / "bin" / "python3").symlink_to(interpreter.executable)
-        path.insert(0, str(private / "bin"))
     return clean(base, str(interpreter.executable)) | {
-        "PATH": os.pathsep.join(path),
+        "PATH": os.pathsep.join(
+            [str(overlay / "bin"), str(interpreter.executable.parent), base.get("PATH", os.defpath)]
+        ),
         "LD_LIBRARY_PATH": os.pathsep.join(
             [str(private / "lib"), str(libraries), *filter(None, [base.get("LD_LIBRARY_PATH", "")])]
         ),
         "TMPDIR": str(private / "tmp"),
-        "PYTHONDONTWRITEBYTECODE": "1",
         "PYTHONUNBUFFERED": "1",
         # Every instance is a process: pools of NumPy's BLAS, one thread a core each, would only disturb.
         "OMP_NUM_THREADS": "1",

@@ -23,7 +23,7 @@ backend: "python"
 max_batch_size: 0
 input { name: "X" data_type: TYPE_FP32 dims: 3 }
 output { name: "Y" data_type: TYPE_FP32 dims: 3 }
-output { name: "PREFIX" data_type: TYPE_STRING dims: 1 }
+output { name: "WHO" data_type: TYPE_STRING dims: 2 }
 instance_group { kind: KIND_CPU count: 1 }
 """
 
@@ -36,9 +36,9 @@ class TritonPythonModel:
         responses = []
         for request in requests:
             x = pb_utils.get_input_tensor_by_name(request, "X").as_numpy()
-            prefix = np.array([sys.prefix.encode()], dtype=np.object_)
+            who = np.array([sys.base_prefix.encode(), np.__version__.encode()], dtype=np.object_)
             responses.append(pb_utils.InferenceResponse(
-                [pb_utils.Tensor("Y", 2 * x + 1), pb_utils.Tensor("PREFIX", prefix)]))
+                [pb_utils.Tensor("Y", 2 * x + 1), pb_utils.Tensor("WHO", who)]))
         return responses
 """
 
@@ -80,19 +80,22 @@ def check(sandbox: _Server, interpreter: Interpreter | None, *, where: str = "")
         with TritonClient(sandbox.info.grpc_url) as client:
             answer = client.infer(NAME, {"X": x}, {"X": "FP32"})
         problem = compare(x, answer["Y"])
-        prefix = Path(answer["PREFIX"].flat[0].decode())
+        prefix, numpy = (item.decode() for item in answer["WHO"].flat)
     except (TritonError, ValueError, KeyError) as error:
         problem = f"no usable answer ({error})"
-        prefix = Path()
+        prefix = numpy = ""
     if problem:
         raise EnvironmentFailure(
             f"the python backend answers a known question wrong: {problem}", where=key[0], remedy=remedy(interpreter)
         )
-    if interpreter is not None and prefix.resolve() != interpreter.prefix.resolve():
+    if interpreter is not None and (
+        Path(prefix).resolve() != interpreter.base_prefix.resolve() or numpy != interpreter.packages.get("numpy")
+    ):
         raise EnvironmentFailure(
-            f"the python backend runs the Python of {prefix}, not the chosen one of {interpreter.prefix}",
+            f"the python backend runs the Python of {prefix} with NumPy {numpy}, not the chosen one of "
+            f"{interpreter.base_prefix} with NumPy {interpreter.packages.get('numpy')}",
             where=key[0],
-            remedy="activate the environment of the chosen interpreter, or name another one",
+            remedy="name another interpreter",
         )
     sandbox.unload(NAME)
     _passed.add(key)

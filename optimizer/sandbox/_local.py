@@ -218,6 +218,8 @@ class LocalSandbox:
         remedy = None
         if "cannot open shared object" in cause:
             remedy = "install the missing library, or repair the installation of the server"
+        elif self._options.memory_limit_bytes is not None and self._options.gpu is None:
+            remedy = "raise the sandbox's memory limit: the server alone reserves about 1.3 GB of address space"
         elif "not ready after" in what:
             remedy = "raise the sandbox's ready timeout, or look for what keeps this machine busy"
         return EnvironmentFailure(f"{what}: {cause}", where=str(self._command.executable), remedy=remedy)

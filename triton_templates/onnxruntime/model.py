@@ -24,8 +24,9 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(str(error)) from None
 
     def execute(self, requests):
-        answers = self.runner.answer([self.feeds(request) for request in requests])
-        return [self.response(request, answer) for request, answer in zip(requests, answers, strict=True)]
+        # Kept until the next call: a BF16 tensor is made of its array's memory, which Triton reads after this returns.
+        self.answers = self.runner.answer([self.feeds(request) for request in requests])
+        return [self.response(request, answer) for request, answer in zip(requests, self.answers, strict=True)]
 
     def feeds(self, request):
         bfloat16 = self.runner.bfloat16_inputs
@@ -48,7 +49,7 @@ class TritonPythonModel:
         )
 
     def finalize(self):
-        self.runner = None
+        self.runner = self.answers = None
 
 
 def make_runner(args):

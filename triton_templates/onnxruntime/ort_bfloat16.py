@@ -44,8 +44,8 @@ def from_triton(tensor):
     """A ``pb_utils.Tensor`` of BF16 as bits; it has no NumPy form, only DLPack."""
     import onnxruntime
 
-    return from_ort(onnxruntime.OrtValue.from_dlpack(tensor.to_dlpack(), False))
+    return from_ort(onnxruntime.OrtValue.from_dlpack(tensor.to_dlpack()))
 
 
 def to_triton(pb_utils, name, bits):
-    return pb_utils.Tensor.from_dlpack(name, to_ort(bits)._get_c_value().to_dlpack())
+    return pb_utils.Tensor.from_dlpack(name, to_ort(bits).__dlpack__())

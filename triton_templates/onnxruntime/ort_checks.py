@@ -76,6 +76,10 @@ def refuse_unsupported(config):
         found.append("sequence_batching.state")
     if (config.get("model_transaction_policy") or {}).get("decoupled"):
         found.append("model_transaction_policy.decoupled")
+    types = {entry["data_type"] for entry in (*config["input"], *config["output"])}
+    if {"TYPE_BF16", "TYPE_STRING"} <= types:
+        # ONNX Runtime's Python API takes BF16 as bound values only, and strings as anything but these.
+        found.append("BF16 beside STRING")
     if found:
         raise MismatchError(
             f"unable to load model '{config['name']}': {', '.join(found)} is not supported by the python-based "

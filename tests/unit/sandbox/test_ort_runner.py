@@ -247,6 +247,7 @@ def test_bfloat16_is_carried_as_bits(tmp_path: Path, make_onnx: Callable[..., Pa
         (config([], [tensor("Y", "FP32", [4])], 8), "expects 0 inputs, model provides 1"),
         (config([tensor("X", "FP32", [4], optional=True)], [tensor("Y", "FP32", [4])], 8), "expects 0 inputs"),
         (config([tensor("X", "FP32", [4], allow_ragged_batch=True)], [tensor("Y", "FP32", [4])], 8), "ragged.*native"),
+        (config([tensor("X", "BF16", [4])], [tensor("Y", "STRING", [4])], 8), "BF16 beside STRING.*native"),
         (config([tensor("X", "FP32", [4])], [tensor("Y", "FP32", [4])], 8, batch_input=[{}]), "batch_input.*native"),
     ],
 )
