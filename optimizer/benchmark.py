@@ -16,7 +16,7 @@ from optimizer.accuracy.synthetic import parse_int_range, parse_shape, synthetic
 from optimizer.config import Settings
 from optimizer.errors import InputError, ReferenceFailure
 from optimizer.judge.statistics import bounds, summarize
-from optimizer.preparation import choose_launcher, sandbox_options, workload_of
+from optimizer.preparation import choose_launcher, chosen_gpu, sandbox_options, workload_of
 from optimizer.progress import Progress
 from optimizer.records.codec import to_json
 from optimizer.records.deployment import Deployment
@@ -106,7 +106,7 @@ def bench_samples(model: Model, settings: Settings) -> SampleSet:
 def bench_stand(settings: Settings) -> Iterator[Stand]:
     launcher, _ = choose_launcher(settings)
     with tempfile.TemporaryDirectory(prefix="triton-optimizer-bench-") as directory:
-        options = replace(sandbox_options(settings, Path(directory)), workdir=Path(directory))
+        options = replace(sandbox_options(settings, Path(directory), chosen_gpu(settings)), workdir=Path(directory))
         with Stand(
             launcher, options, client_processes=settings.load.processes, transport=settings.load.transport,
             shared_memory=settings.load.shared_memory,
@@ -224,17 +224,17 @@ def _compare(
 def _peak(document: dict[str, Any], stand: Stand, settings: Settings, p99_ms: float, progress: Progress) -> None:
     from optimizer.load.peak import find_peak
 
-    base = replace(workload_of(settings), arrival=Arrival.POISSON)
-    start = document["loads"][0]["throughput"] / 2 or 1.0
+    start = max(1.0, document["loads"][0]["throughput"] / 4)
 
-    def measure(rate: float) -> Measurement:
-        progress("stage", text=f"peak: {rate:.1f} requests/s")
-        return stand.load("bench", replace(base, rate_per_s=rate), "peak", warmup_s=settings.load.warmup_s).measurement
+    def measure(workload: Workload) -> Measurement:
+        progress("stage", text=f"peak: {workload.label}")
+        return stand.load("bench", workload, "peak", warmup_s=settings.load.warmup_s).measurement
 
-    peak = find_peak(measure, p99_bound_us=p99_ms * 1e3, start_rate_per_s=start)
+    peak = find_peak(measure, workload_of(settings), bound_us=p99_ms * 1e3, start_rate=start)
     document["peak"] = to_json(peak)
+    found = "none was found" if peak.rate_per_s is None else f"{peak.rate_per_s:.1f} requests/s"
     document["notes"].append(
-        f"highest rate with p99 <= {p99_ms:g} ms: {peak.rate_per_s or 0:.1f} requests/s ({len(peak.steps)} steps)"
+        f"highest rate with p99 <= {p99_ms:g} ms: {found} (limited by {peak.limited_by}, {len(peak.probes)} probes)"
     )
 
 
@@ -246,8 +246,9 @@ def _witness(
     progress("stage", text="perf_analyzer on the same load")
     workload = workloads(settings)[0]
     witness = run_perf_analyzer(
-        stand.info.grpc_url, "bench", samples.samples, {spec.name: spec.datatype for spec in model.inputs}, workload
-    )
+        stand.info.grpc_url, "bench", samples.samples, {spec.name: spec.datatype for spec in model.inputs}, workload,
+        batched=model.batched, shared_memory="system" if settings.load.shared_memory else None,
+    )  # fmt: skip
     document["perf_analyzer"] = to_json(witness)
     ours = document["loads"][0]["throughput"]
     document["notes"].append(

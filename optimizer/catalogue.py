@@ -77,7 +77,9 @@ def family_knobs(module: str | None) -> tuple[Iterable[Knob], str]:
     have = family.capabilities()
     if have is None:
         return (), f"precision, builder and profile knobs: no TensorRT here ({family.available()})"
-    return builder_layer_knobs(have), f"precision and builder knobs: what {have.builder} has; profile knobs need a model"
+    return builder_layer_knobs(
+        have
+    ), f"precision and builder knobs: what {have.builder} has; profile knobs need a model"
 
 
 def _row(knob: Knob) -> list[str]:

@@ -138,11 +138,10 @@ def _docker() -> Finding:
 
 
 def _gpu() -> Finding:
-    from optimizer.gpu import gpus
+    from optimizer.gpu import list_gpus, unavailable
 
-    found = gpus()
-    text = "; ".join(f"{one.name} ({one.uuid}), driver {one.driver}" for one in found)
-    return Finding("GPU", text, "TensorRT engines", "run on a machine with an NVIDIA GPU and its driver")
+    text = "; ".join(f"{one.name} ({one.uuid}), driver {one.driver}" for one in list_gpus())
+    return Finding("GPU", text, "TensorRT engines", "" if text else str(unavailable()))
 
 
 def _tensorrt() -> Finding:

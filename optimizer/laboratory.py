@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING
 from optimizer.accuracy.validator import Answer, FailedAnswer, validate
 from optimizer.engines._base import BuildRequest, EngineFamily
 from optimizer.errors import EnvironmentFailure
+from optimizer.judge.tails import Latencies
 from optimizer.ledger import Ledger
+from optimizer.load.estimators import answered_latencies_us
+from optimizer.load.request_log import load_request_log
 from optimizer.progress import Progress
 from optimizer.records.candidate import Pair, Rejection, Stage
 from optimizer.records.deployment import Deployment
 from optimizer.records.engine import BuildFailure, BuildFailureReason, Engine
-from optimizer.records.measurement import Measurement, Workload
+from optimizer.records.measurement import Arrival, Measurement, Workload
 from optimizer.records.model import Model
 from optimizer.records.objective import Constraint, Objective, log_ratio
 from optimizer.records.parity import Parity, Tolerance
@@ -360,6 +363,19 @@ class StudyLaboratory:
             self.reject(rejection)
             return rejection
         return pair
+
+    def latencies(self, pair: Pair) -> tuple[Latencies, Latencies] | None:
+        """Latencies (µs) of every answered request of a pair, reference and candidate; ``None`` where a log is gone."""
+        key = f"{pair.purpose}:{pair.index}:{pair.candidate_id}:{pair.reference_id}"
+        open_loop = self.plan.workload.arrival is not Arrival.CLOSED_LOOP
+        arms = []
+        for role in ("reference", "candidate"):
+            measurement = self.ledger.load("measurement", f"{key}:{role}", Measurement)
+            file = self.stand.logs / measurement.raw_file if measurement and measurement.raw_file else None
+            if file is None or not file.exists():
+                return None
+            arms.append(answered_latencies_us(load_request_log(file), open_loop=open_loop))
+        return arms[0], arms[1]
 
     @contextlib.contextmanager
     def fresh_stand(self, references: Sequence[Candidate]) -> Iterator[Stand]:

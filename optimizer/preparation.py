@@ -18,6 +18,7 @@ from optimizer.config import Settings
 from optimizer.engines import families
 from optimizer.engines._base import EngineFamily
 from optimizer.errors import InputError
+from optimizer.gpu import Gpu, list_gpus, select
 from optimizer.laboratory import Plan, request_shapes
 from optimizer.records.environment import Fingerprint
 from optimizer.records.measurement import Arrival, Workload
@@ -58,16 +59,17 @@ def prepare(repository: Path, name: str, settings: Settings, directory: Path) ->
     """
     model = read_model(repository, name, config_name=settings.config_name)
     refuse_blocked(model)
+    gpu = chosen_gpu(settings)
     tolerances = parse_tolerances(settings.tolerance)
     check_tolerances(tolerances, model.outputs)
     tune, held_out, calibration = sample_sets(model, settings)
     launcher, why_launcher = choose_launcher(settings)
     family, why_family = families.choose(
-        settings.builder.family, model, source=settings.builder.onnx, gpu=settings.gpu is not None,
-        builder_python=settings.builder.python, module=settings.builder.module, gpu_id=settings.gpu,
+        settings.builder.family, model, source=settings.builder.onnx, gpu=gpu is not None,
+        builder_python=settings.builder.python, module=settings.builder.module, gpu_id=gpu_id(gpu),
         shapes=request_shapes(tune),
     )  # fmt: skip
-    space, why_space, expansions = make_space(model, family, settings)
+    space, why_space, expansions = make_space(model, family, settings, gpu is not None)
     limit_gb = settings.builder.memory_limit_gb
     plan = Plan(
         model=model,
@@ -84,7 +86,7 @@ def prepare(repository: Path, name: str, settings: Settings, directory: Path) ->
         constraints=tuple(parse_constraint(text) for text in settings.judge.constraints),
         datatypes={spec.name: spec.datatype for spec in model.inputs},
         directory=directory,
-        gpu=settings.gpu,
+        gpu=gpu_id(gpu),
         build_time_limit_s=settings.builder.time_limit_s,
         build_memory_limit_bytes=int(limit_gb * 1e9) if limit_gb else None,
         save_all_engines=settings.builder.save_all_engines,
@@ -94,8 +96,8 @@ def prepare(repository: Path, name: str, settings: Settings, directory: Path) ->
         settings=settings,
         repository=repository.resolve(),
         launcher=launcher,
-        options=sandbox_options(settings, directory),
-        fingerprint=fingerprint_of(plan, launcher, family),
+        options=sandbox_options(settings, directory, gpu),
+        fingerprint=fingerprint_of(plan, launcher, family, gpu),
         expansions=expansions,
         hints=hints_of(settings),
         why={"sandbox": why_launcher, "family": why_family, "space": why_space},
@@ -111,6 +113,20 @@ def refuse_blocked(model: Model) -> None:
             field=model.name,
             remedy=fatal[0].remedy,
         )
+
+
+def chosen_gpu(settings: Settings) -> Gpu | None:
+    """The GPU that --gpu names, or the first; ``None`` on a machine without one."""
+    if settings.gpu is None and not list_gpus():
+        return None
+    return select(settings.gpu)
+
+
+def gpu_id(gpu: Gpu | None) -> str | None:
+    """How child processes are told which one: by UUID, since an index depends on what is visible."""
+    if gpu is None:
+        return None
+    return gpu.uuid or str(gpu.index)
 
 
 def sample_sets(model: Model, settings: Settings) -> tuple[SampleSet, SampleSet, SampleSet | None]:
@@ -158,13 +174,13 @@ def choose_launcher(settings: Settings) -> tuple[Launcher, str]:
     return launchers.choose(sandbox.launcher, **extra)
 
 
-def sandbox_options(settings: Settings, directory: Path) -> SandboxOptions:
+def sandbox_options(settings: Settings, directory: Path, gpu: Gpu | None) -> SandboxOptions:
     limit_gb = settings.sandbox.memory_limit_gb
     return SandboxOptions(
         workdir=directory / "sandbox",
         ready_timeout_s=settings.sandbox.ready_timeout_s,
         load_timeout_s=settings.sandbox.load_timeout_s,
-        gpu=settings.gpu,
+        gpu=gpu_id(gpu),
         memory_limit_bytes=int(limit_gb * 1e9) if limit_gb else None,
         study_id=hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:12],
     )
@@ -182,9 +198,11 @@ def workload_of(settings: Settings) -> Workload:
     )
 
 
-def make_space(model: Model, family: EngineFamily, settings: Settings) -> tuple[Space, str, Expansions | None]:
+def make_space(
+    model: Model, family: EngineFamily, settings: Settings, gpu: bool
+) -> tuple[Space, str, Expansions | None]:
     """The joint space, why it is what it is, and the route expression in trtexec's orders where there is one."""
-    gpu, cores = settings.gpu is not None, len(os.sched_getaffinity(0))
+    cores = len(os.sched_getaffinity(0))
     search = settings.search
     if search.routes is None:
         space, why = default_space(
@@ -218,7 +236,7 @@ def parse_route(text: str) -> Route:
     return Route.of(part.removeprefix("-").rpartition("=")[::2] for part in text.split())
 
 
-def fingerprint_of(plan: Plan, launcher: Launcher, family: EngineFamily) -> Fingerprint:
+def fingerprint_of(plan: Plan, launcher: Launcher, family: EngineFamily, gpu: Gpu | None) -> Fingerprint:
     shapes = sorted(
         {
             json.dumps(sorted((name, list(array.shape)) for name, array in sample.inputs.items()))
@@ -229,6 +247,7 @@ def fingerprint_of(plan: Plan, launcher: Launcher, family: EngineFamily) -> Fing
         "cpu": _cpu(),
         "machine": platform.machine(),
         "workload": plan.workload.label,
+        **(gpu.facts() if gpu is not None else {}),
         "family": family.name,
         "sandbox": launcher.name,
         **{f"sandbox_{name}": value for name, value in launcher.facts().items()},

@@ -9,25 +9,30 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 from optimizer.accuracy.validator import Answer, FailedAnswer
 from optimizer.errors import EnvironmentFailure
 from optimizer.load.generator import LoadGenerator, Window
+from optimizer.load.warmup import Warmup, find_warmup
 from optimizer.records.deployment import Deployment, LoadFailure, ServerInfo
 from optimizer.records.measurement import Workload
 from optimizer.records.samples import SampleSet
 from optimizer.sandbox._base import Launcher, Sandbox, SandboxOptions
 from optimizer.triton.client import TritonClient, TritonError, build_request, parse_response
 
+DEFAULT_RAMP_S = 0.2
+"""Load before a window where no warm-up was measured."""
+
 RESTARTS = 8
 """A server that dies more often than this in one study is the environment's fault, not the candidates'."""
 
 
 class Stand:
-    """Use as a context manager. ``capacity`` is how many candidates stay loaded beside the pinned references."""
+    """Use as a context manager. ``capacity`` is how many candidates stay loaded beside the pinned references; ``logs``
+    is where the request logs of all windows go (default: below the sandbox's work directory)."""
 
     def __init__(
         self,
@@ -35,9 +40,10 @@ class Stand:
         options: SandboxOptions,
         *,
         client_processes: int | None = None,
-        transport: str = "grpc",
+        transport: Literal["grpc", "http"] = "grpc",
         shared_memory: bool = False,
         capacity: int = 2,
+        logs: Path | None = None,
     ) -> None:
         self._launcher = launcher
         self._options = options
@@ -48,7 +54,8 @@ class Stand:
         self._loaded: OrderedDict[str, Deployment] = OrderedDict()
         self._pinned: set[str] = set()
         self._samples: tuple[SampleSet, Mapping[str, str]] | None = None
-        self._warm: set[str] = set()
+        self._warm: dict[str, Warmup | None] = {}
+        self.logs = logs or options.workdir / "load"
         self._sandbox: Sandbox | None = None
         self._generator: LoadGenerator | None = None
         self._restarts = 0
@@ -137,13 +144,13 @@ class Stand:
             self.revive()
         if failure is None:
             self._loaded[deployment.name] = deployment
-            self._warm.discard(deployment.name)
+            self._warm.pop(deployment.name, None)
         return failure
 
     def drop(self, name: str) -> None:
         self._loaded.pop(name, None)
         self._pinned.discard(name)
-        self._warm.discard(name)
+        self._warm.pop(name, None)
         with contextlib.suppress(TritonError):
             self.sandbox.unload(name)
 
@@ -182,19 +189,37 @@ class Stand:
     ) -> Window:
         """One window on a loaded model, after a warm-up of at most ``warmup_s`` the first time it is used."""
         generator = self._ready_generator()
-        if name not in self._warm and warmup_s > 0:
-            generator.run(name, replace(workload, duration_s=warmup_s), candidate_id=f"warmup-{candidate_id}")
-        self._warm.add(name)
-        window = generator.run(name, workload, candidate_id=candidate_id, keep_responses=keep_responses)
+        if name not in self._warm:
+            found = None
+            if warmup_s > 0:
+                found = find_warmup(generator, name, workload, candidate_id=candidate_id, limit_s=warmup_s)
+            self._warm[name] = found
+        warm = self._warm[name]
+        window = generator.run(
+            name,
+            workload,
+            candidate_id=candidate_id,
+            keep_responses=keep_responses,
+            warmup_s=warm.ramp_s if warm is not None else DEFAULT_RAMP_S,
+        )
         if name in self._loaded:
             self._loaded.move_to_end(name)
         return window
 
     def _ready_generator(self) -> LoadGenerator:
         if self._generator is None:
-            directory = self._options.workdir / "load"
-            directory.mkdir(parents=True, exist_ok=True)
-            generator = LoadGenerator(self.info.grpc_url, processes=self._client_processes, directory=directory)
+            self.logs.mkdir(parents=True, exist_ok=True)
+            generator = LoadGenerator(
+                self.info.grpc_url,
+                processes=self._client_processes,
+                directory=self.logs,
+                transport=self._transport,
+                http_url=self.info.http_url,
+                shared_memory="system" if self._shared_memory else None,
+                metrics_url=self.info.metrics_url,
+                memory=self.sandbox.memory_bytes,
+                gpu=self._options.gpu,
+            )
             self._generator = generator.__enter__()
             if self._samples is not None:
                 self._generator.prepare(self._samples[0].samples, self._samples[1])

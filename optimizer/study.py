@@ -75,6 +75,7 @@ def open_laboratory(preparation: Preparation, ledger: Ledger, progress: Progress
             client_processes=settings.load.processes,
             transport=settings.load.transport,
             shared_memory=settings.load.shared_memory,
+            logs=plan.directory / "requests",
         )
 
     def fresh() -> AbstractContextManager[Stand]:
@@ -244,7 +245,9 @@ def confirm_one(laboratory: StudyLaboratory, candidate: Candidate, pairs: int) -
                 if isinstance(pair, Rejection):
                     return Confirmation(candidate.id, candidate.label, tuple(done), held_out, pair)
                 done.append(pair)
-    return Confirmation(candidate.id, candidate.label, tuple(done), held_out)
+    compared = [pair for pair in done if pair.reference_id == references[0].id and pair.usable]
+    latencies = [arms for pair in compared if (arms := laboratory.latencies(pair)) is not None]
+    return Confirmation(candidate.id, candidate.label, tuple(done), held_out, latencies=latencies)
 
 
 def judge_rules(preparation: Preparation) -> JudgeSettings:

@@ -55,8 +55,7 @@ def summarize(log: RequestLog, rows: Column, *, open_loop: bool, unsent: int = 0
     requests = int(answered.sum())
     inferences = int(rows[log.sample[answered]].sum()) if requests else 0
     due = (log.intended_ns >= 0) & (log.intended_ns < log.duration_ns)
-    timed = (log.ok & due) if open_loop else answered
-    latency_us = (log.done_ns[timed] - log.intended_ns[timed]) / 1e3
+    latency_us = answered_latencies_us(log, open_loop=open_loop)
     late = (log.sent_ns[due] - log.intended_ns[due]) > 1_000_000
     return Summary(
         requests=requests,
@@ -69,6 +68,14 @@ def summarize(log: RequestLog, rows: Column, *, open_loop: bool, unsent: int = 0
         late_fraction=(float(late.sum()) + unsent) / (len(late) + unsent) if open_loop and len(late) + unsent else 0.0,
         latencies=len(latency_us),
     )
+
+
+def answered_latencies_us(log: RequestLog, *, open_loop: bool) -> Column:
+    """Latencies (µs, from the intended send) of the answers that count in a window's percentiles: in a closed loop
+    those that came inside the window, in an open loop those that were due in it."""
+    moment = log.intended_ns if open_loop else log.done_ns
+    timed = log.ok & (moment >= 0) & (moment < log.duration_ns)
+    return np.asarray((log.done_ns[timed] - log.intended_ns[timed]) / 1e3)
 
 
 def supported_percentiles(values: Column) -> dict[str, float]:
