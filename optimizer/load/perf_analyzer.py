@@ -65,13 +65,13 @@ def find(command: str | Path | None = None) -> Path:
     return Path(found)
 
 
-def run(
+def run_perf_analyzer(
+    grpc_url: str,
     model: str,
-    workload: Workload,
     samples: Sequence[Sample],
     datatypes: Mapping[str, str],
+    workload: Workload,
     *,
-    grpc_url: str,
     batched: bool,
     command: str | Path | None = None,
     window_s: float = 5.0,

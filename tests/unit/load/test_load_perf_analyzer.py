@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from optimizer.errors import EnvironmentFailure, InputError
-from optimizer.load.perf_analyzer import command_line, compare, find, input_data, parse_report, run
+from optimizer.load.perf_analyzer import command_line, compare, find, input_data, parse_report, run_perf_analyzer
 from optimizer.records.measurement import Arrival, Measurement, Workload
 from optimizer.records.samples import Sample
 
@@ -98,19 +98,21 @@ def executable(path: Path, text: str) -> Path:
 def test_running_it(tmp_path: Path) -> None:
     command = executable(tmp_path / "pa", STAND_IN)
     samples = [Sample(str(n), {"X": np.zeros((2, 3), np.float32)}) for n in range(5)]
-    witness = run("m", Workload(concurrency=4), samples, {"X": "FP32"}, grpc_url="u", batched=True, command=command)
+    witness = run_perf_analyzer(
+        "u", "m", samples, {"X": "FP32"}, Workload(concurrency=4), batched=True, command=command
+    )
     assert (witness.concurrency, witness.throughput, witness.percentiles_us) == (4, 10, {"p50": 7})
     assert not witness.stable
     mixed = [*samples, Sample("m", {"X": np.zeros((1, 3), np.float32)})]
     with pytest.raises(InputError, match="one batch size"):
-        run("m", Workload(), mixed, {"X": "FP32"}, grpc_url="u", batched=True, command=command)
+        run_perf_analyzer("u", "m", mixed, {"X": "FP32"}, Workload(), batched=True, command=command)
 
 
 def test_a_failing_one_is_quoted(tmp_path: Path) -> None:
     command = executable(tmp_path / "pa", "#!/bin/sh\necho 'error: no such model' >&2\nexit 99\n")
     samples = [Sample("a", {"X": np.zeros((1, 3), np.float32)})]
     with pytest.raises(EnvironmentFailure, match="status 99 and no report: error: no such model"):
-        run("m", Workload(), samples, {"X": "FP32"}, grpc_url="u", batched=True, command=command)
+        run_perf_analyzer("u", "m", samples, {"X": "FP32"}, Workload(), batched=True, command=command)
     with pytest.raises(EnvironmentFailure, match="is not there"):
         find(tmp_path / "absent")
 
