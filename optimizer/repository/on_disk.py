@@ -72,6 +72,13 @@ def version_blockers(
     directory: Path, config: ModelConfig, scan: VersionScan, versions: Sequence[ModelVersion], kind: ModelFormat
 ) -> Iterator[Blocker]:
     """Version directories that are missing, misnamed or without the file that the backend opens."""
+    for child in sorted(directory.iterdir()):
+        if child.is_symlink() and not child.exists():
+            yield Blocker(
+                "dangling_link",
+                f"'{child.name}' is a link to {child.readlink()}, which is not there: Triton cannot list the versions",
+                "remove the link, or bring its target back",
+            )
     if scan.out_of_range:
         yield Blocker(
             "version_number",

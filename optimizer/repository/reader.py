@@ -57,19 +57,22 @@ def list_models(repository: Path) -> list[str]:
         raise _unreadable(repository, error) from None
 
 
-def read_repository(repository: Path, *, config_name: str | None = None) -> list[Model | UnreadableModel]:
+def read_repository(
+    repository: Path, *, config_name: str | None = None, with_hash: bool = True
+) -> list[Model | UnreadableModel]:
     """Every entry; one that cannot be read is a value, so that the others are still shown."""
     entries: list[Model | UnreadableModel] = []
     for name in list_models(repository):
         try:
-            entries.append(read_model(repository, name, config_name=config_name))
+            entries.append(read_model(repository, name, config_name=config_name, with_hash=with_hash))
         except InputError as error:
             entries.append(UnreadableModel(name, repository / name, error))
     return entries
 
 
-def read_model(repository: Path, name: str, *, config_name: str | None = None) -> Model:
-    """One entry. ``config_name`` is the server's ``--model-config-name``.
+def read_model(repository: Path, name: str, *, config_name: str | None = None, with_hash: bool = True) -> Model:
+    """One entry. ``config_name`` is the server's ``--model-config-name``. Without ``with_hash`` no weights are read but
+    those inside an ONNX file, and ``content_hash`` is ``""``.
 
     Raises :class:`InputError` for a name that is none, an entry that is missing or unreadable, a config that does not
     parse, and a directory that another process changes meanwhile. Whatever else is wrong is in ``Model.blockers``.
@@ -81,7 +84,7 @@ def read_model(repository: Path, name: str, *, config_name: str | None = None) -
         raise _no_such_model(repository, name)
     try:
         before = on_disk.snapshot(directory)
-        model = _read(repository, name, directory, config_name)
+        model = _read(repository, name, directory, config_name, with_hash)
         changed = on_disk.difference(before, on_disk.snapshot(directory))
     except OSError as error:
         raise _unreadable(Path(error.filename) if error.filename else directory, error) from None
@@ -149,22 +152,25 @@ def _policy_choice(config: ModelConfig) -> str | None:
     return "all" if choice is None and config.HasField("version_policy") else choice
 
 
-def ensembles_using(repository: Path, name: str) -> list[str]:
+def ensembles_using(repository: Path, name: str, *, config_name: str | None = None) -> list[str]:
     """Ensembles of the repository that have ``name`` as a member; a config that does not parse has none."""
     found = []
-    for path in sorted(repository.glob("*/config.pbtxt")):
+    for other in list_models(repository):
         try:
+            path, _ = on_disk.live_config(repository / other, config_name)
+            if path is None:
+                continue
             text = path.read_bytes().decode()
             if "ensemble_scheduling" in text and name in text:
                 steps = parse_config(text, where=path).ensemble_scheduling.step
                 if any(step.model_name == name for step in steps):
-                    found.append(path.parent.name)
+                    found.append(other)
         except (OSError, UnicodeDecodeError, InputError):
             continue
     return found
 
 
-def _read(repository: Path, name: str, directory: Path, config_name: str | None) -> Model:
+def _read(repository: Path, name: str, directory: Path, config_name: str | None, with_hash: bool) -> Model:
     blockers: list[Blocker] = []
     notes: list[str] = []
     config_path, candidates = on_disk.live_config(directory, config_name)
@@ -209,7 +215,7 @@ def _read(repository: Path, name: str, directory: Path, config_name: str | None)
     warmup_files = on_disk.warmup_files(completed)
     label_files = tuple(dict.fromkeys(output.label_filename for output in config.output if output.label_filename))
     blockers += on_disk.referenced_file_blockers(directory, completed, label_files, warmup_files)
-    users = ensembles_using(repository, name)
+    users = ensembles_using(repository, name, config_name=config_name)
     if users:
         notes.append(f"used by ensemble{'s' if len(users) > 1 else ''} {', '.join(users)}")
 
@@ -244,7 +250,7 @@ def _read(repository: Path, name: str, directory: Path, config_name: str | None)
         decoupled=effective.model_transaction_policy.decoupled,
         blockers=tuple(dict.fromkeys(blockers)),
         notes=tuple(notes),
-        content_hash=content_hash(config_text, live),
+        content_hash=content_hash(config_text, live) if with_hash else "",
     )
 
 

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-# The token rules are those of protobuf's parsers. Blanks are ASCII only, as in the C++ parser that Triton uses (Python's
-# takes a no-break space for one). A comment goes on to the line feed (a lone carriage return does not end it), a string
-# does not cross a line.
+# The token rules are those of protobuf's parsers. Blanks are ASCII only, as in Triton's parser in C++, while Python's
+# takes a no-break space for one. A comment goes on to the line feed, a string does not cross a line.
 _SKIPPED = re.compile(r"(?:[ \t\r\n\v\f]|#[^\n]*)+")
 _TOKEN = re.compile(
     r"""

@@ -106,6 +106,14 @@ def test_the_content_hash_follows_bytes_and_nothing_else(entry: Callable[..., Pa
     assert read_model(repository, "m").content_hash not in (first, second)
 
 
+def test_no_hash_is_made_where_none_is_wanted(entry: Callable[..., Path]) -> None:
+    repository = entry()
+    assert read_model(repository, "m", with_hash=False).content_hash == ""
+    (model,) = read_repository(repository, with_hash=False)
+    assert isinstance(model, Model)
+    assert model.content_hash == ""
+
+
 def test_line_ends_of_the_config_are_not_translated(entry: Callable[..., Path]) -> None:
     text = CONFIG.replace("\n", "\r\n")
     assert read_model(entry(text), "m").config_text == text
@@ -280,6 +288,12 @@ def test_ignored_and_doubled_directories_are_noted(entry: Callable[..., Path]) -
 @pytest.mark.parametrize("name", ["-1", "99999999999999999999"])
 def test_numbers_that_triton_cannot_take(entry: Callable[..., Path], name: str) -> None:
     assert "version_number" in codes(read_model(entry(**{f"{name}/model.onnx": None}), "m"), fatal=True)
+
+
+def test_a_link_that_leads_nowhere_keeps_triton_from_listing_versions(entry: Callable[..., Path]) -> None:
+    repository = entry()
+    (repository / "m" / "notes.txt").symlink_to("gone")
+    assert "dangling_link" in codes(read_model(repository, "m"), fatal=True)
 
 
 def test_no_version_at_all(entry: Callable[..., Path]) -> None:
