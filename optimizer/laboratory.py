@@ -32,7 +32,7 @@ from optimizer.records.objective import Constraint, Objective, log_ratio
 from optimizer.records.parity import Parity, Tolerance
 from optimizer.records.route import AS_FOUND, Candidate, Layer, Route
 from optimizer.records.samples import SampleSet
-from optimizer.routes.serving import apply_serving
+from optimizer.routes.serving import apply_serving, serving_caveats
 from optimizer.routes.space import Space
 from optimizer.search.budget import Budget
 from optimizer.stand import Stand, model_files
@@ -398,6 +398,13 @@ class StudyLaboratory:
             "rejected", candidate=rejection.candidate_id, stage=rejection.stage.value, code=rejection.code,
             message=rejection.message,
         )  # fmt: skip
+
+    def caveats_of(self, candidate: Candidate) -> tuple[str, ...]:
+        """What its engine and its config say about themselves."""
+        engine = self._engines.get(candidate.engine_id)
+        if engine is None:
+            return ()
+        return (*engine.details.get("caveats", ()), *serving_caveats(self.config(candidate, engine)))
 
     # References
 

@@ -16,7 +16,7 @@ from optimizer.accuracy.synthetic import parse_int_range, parse_shape, synthetic
 from optimizer.accuracy.tolerances import check_tolerances, parse_tolerances
 from optimizer.config import Settings
 from optimizer.engines import families
-from optimizer.engines._base import EngineFamily
+from optimizer.engines._base import EngineFamily, HasBuildRoutes
 from optimizer.errors import InputError
 from optimizer.gpu import Gpu, list_gpus, select
 from optimizer.laboratory import Plan, request_shapes
@@ -28,6 +28,7 @@ from optimizer.records.route import Route
 from optimizer.records.samples import SampleSet
 from optimizer.repository.reader import read_model
 from optimizer.routes.expansion import expand, mixed_second_phase
+from optimizer.routes.knobs import KnobTable, load_knobs, parse_json, searchable
 from optimizer.routes.space import Space, default_space, expression_for, permitted, space_of
 from optimizer.sandbox import launchers
 from optimizer.sandbox._base import Launcher, SandboxOptions
@@ -204,20 +205,31 @@ def make_space(
     """The joint space, why it is what it is, and the route expression in trtexec's orders where there is one."""
     cores = len(os.sched_getaffinity(0))
     search = settings.search
+    compiler = compiler_knobs(family, settings)
     if search.routes is None:
         space, why = default_space(
-            model, family, gpu=gpu, cores=cores, layers=search.layers, limit=search.max_candidates,
-            numeric=bool(settings.tolerance),
+            model, family, gpu=gpu, cores=cores, compiler=searchable(compiler) if compiler else (),
+            layers=search.layers, limit=search.max_candidates,
         )  # fmt: skip
         return space, why, None
-    space, why = space_of(search.routes, model, family, gpu=gpu, cores=cores, limit=search.max_candidates)
-    expression = expression_for(search.routes, model, family, gpu=gpu, cores=cores)
+    space, why = space_of(
+        search.routes, model, family, gpu=gpu, cores=cores, compiler=compiler or (), limit=search.max_candidates
+    )
+    expression = expression_for(search.routes, model, family, gpu=gpu, cores=cores, compiler=compiler or ())
     expansions = Expansions(
         fast=lambda: permitted(expand(expression, "fast"), space),
         full=lambda: permitted(expand(expression, "full"), space),
         combine=lambda names: permitted(mixed_second_phase(expression, names), space),
     )
     return space, why, expansions
+
+
+def compiler_knobs(family: EngineFamily, settings: Settings) -> KnobTable | None:
+    """Build routes: of the TensorRT that builds, or of the file that the user names; ``None`` where there are none."""
+    if settings.search.knobs_from is not None:
+        return load_knobs(settings.search.knobs_from)
+    text = family.all_build_routes() if isinstance(family, HasBuildRoutes) else ""
+    return parse_json(text) if text else None
 
 
 def hints_of(settings: Settings) -> tuple[Route, ...]:
@@ -229,11 +241,7 @@ def hints_of(settings: Settings) -> tuple[Route, ...]:
     rows = study_document(settings.search.hints)["candidates"]
     rated = [row for row in rows if row["state"] not in ("rejected", "reference") and row["race_ratio"] is not None]
     rated.sort(key=lambda row: (row["state"] != "winner", row["state"] != "finalist", -row["race_ratio"]))
-    return tuple(parse_route(row["route"]) for row in rated)
-
-
-def parse_route(text: str) -> Route:
-    return Route.of(part.removeprefix("-").rpartition("=")[::2] for part in text.split())
+    return tuple(Route.parse(row["route"]) for row in rated)
 
 
 def fingerprint_of(plan: Plan, launcher: Launcher, family: EngineFamily, gpu: Gpu | None) -> Fingerprint:

@@ -287,7 +287,7 @@ def judge(
             default_id=laboratory.default.id,
             noise=noise.sd,
             excluded=excluded,
-            caveats=tuple(caveats(laboratory, noise)),
+            caveats=tuple(caveats(laboratory, noise, confirmations)),
             tolerance_given=bool(laboratory.plan.tolerances),
             held_out_samples=len(laboratory.plan.held_out),
             budget_spent=spent,
@@ -298,7 +298,7 @@ def judge(
     return decision
 
 
-def caveats(laboratory: StudyLaboratory, noise: Noise) -> Iterator[str]:
+def caveats(laboratory: StudyLaboratory, noise: Noise, confirmations: Sequence[Confirmation]) -> Iterator[str]:
     plan = laboratory.plan
     if plan.tune.synthetic:
         yield (
@@ -311,6 +311,10 @@ def caveats(laboratory: StudyLaboratory, noise: Noise) -> Iterator[str]:
             f"served by python-based backends ({', '.join(sorted(backends))}) for every arm alike: "
             "ratios are guidance for the native backends, absolute numbers are not theirs"
         )
+    for confirmation in confirmations:
+        route = Route.parse(str((laboratory.ledger.get("candidate", confirmation.candidate_id) or {}).get("route", "")))
+        for caveat in laboratory.caveats_of(laboratory.candidate(route)):
+            yield f"{confirmation.label}: {caveat}"
     if noise.biased:
         yield "two copies of the reference differ: something on this machine favours one of them"
     if not plan.tolerances:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from optimizer.records.engine import BuildFailure, Engine
 from optimizer.records.model import Model
@@ -57,3 +57,11 @@ class EngineFamily(Protocol):
 
     def configure(self, config: ModelConfig, engine: Engine, route: Route) -> ModelConfig:
         """A new message: the as-found effective config, changed to serve ``engine`` under the family's knobs."""
+
+
+@runtime_checkable
+class HasBuildRoutes(Protocol):
+    """A family whose builder has build routes (TensorRT 11.1 and later)."""
+
+    def all_build_routes(self) -> str:
+        """TensorRT's own JSON; ``""`` where the installed builder has none."""

@@ -55,6 +55,12 @@ class Route:
     def of(cls, assignments: Mapping[str, str] | Iterable[tuple[str, str]]) -> Route:
         return cls(tuple(sorted(dict(assignments).items())))
 
+    @classmethod
+    def parse(cls, text: str) -> Route:
+        """The reverse of :attr:`text`, for texts that were written by it: nothing is checked."""
+        pairs = (part.removeprefix("-").partition("=") for part in text.split())
+        return cls.of((name, value) for name, _, value in pairs)
+
     @property
     def text(self) -> str:
         """trtexec's form: ``-name=value -name=value``; ``""`` for the default route."""
