@@ -89,8 +89,7 @@ def real_files(roots: list[Path] | None = None, *, seed: int = 0) -> Iterator[Pa
     while queues:
         remaining = []
         for queue in queues:
-            path = next(queue, None)
-            if path is not None:
+            for path in islice(queue, 1):
                 yield path
                 remaining.append(queue)
         queues = remaining
@@ -113,7 +112,7 @@ def kind_of(path: Path) -> str:
 
 
 def real_file_samples(count: int, seed: int = 0, *, roots: list[Path] | None = None, name: str = "files") -> SampleSet:
-    """``count`` samples from distinct real files, one row each, tagged by suffix (``py``, ``png``, ``none``, ``other``).
+    """``count`` samples from distinct real files, one row each, tagged by suffix (``py``, ``none``, ``other``).
 
     Files that cannot be read, are too short, or look to the model like an earlier one are passed over. Raises
     :class:`InputError` where there are not enough.

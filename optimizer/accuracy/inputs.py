@@ -15,7 +15,9 @@ Imports records, errors and durable only; NumPy never unpickles anything here.
 
 from __future__ import annotations
 
+import io
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,7 +27,7 @@ from optimizer.accuracy.perf_analyzer_json import load_perf_analyzer_json
 from optimizer.accuracy.splitting import check_disjoint, split
 from optimizer.accuracy.synthetic import ShapeRange, parse_int_range, parse_shape, synthetic_samples
 from optimizer.accuracy.tensors import Address, check_batches, check_complete, to_wire_form
-from optimizer.durable import sha256_file, sha256_tree
+from optimizer.durable import sha256_file, sha256_tree, write_atomically
 from optimizer.errors import InputError
 from optimizer.records.model import Array, Model, TensorSpec
 from optimizer.records.samples import Sample, SampleSet
@@ -87,20 +89,21 @@ def load_samples(path: Path, model: Model, *, name: str) -> SampleSet:
     )
 
 
-def save_samples(path: Path, samples: SampleSet, *, layout: str = "npz") -> None:
-    """Writes samples of equal shapes as one ``.npz`` in the layout above (``[samples, batch, *dims]``)."""
-    if layout != "npz":
-        raise ValueError(layout)
-    arrays: dict[str, Array] = {}
-    for tensor in samples.samples[0].inputs:
-        arrays[tensor] = _stack([sample.inputs[tensor] for sample in samples.samples])
+def save_samples(path: Path, samples: SampleSet) -> None:
+    """Writes samples of equal shapes as one ``.npz`` in the layout above (``[samples, batch, *dims]``), with their ids
+    and tags unless an input has that name. Raises ``ValueError`` where shapes vary."""
+    arrays: dict[str, Array] = {
+        "ids": np.array([sample.id for sample in samples.samples]),
+        "tags": np.array([",".join(sorted(sample.tags)) for sample in samples.samples]),
+    }
     if all(sample.expected is not None for sample in samples.samples):
         for tensor in samples.samples[0].expected or {}:
             arrays[f"expected/{tensor}"] = _stack([(sample.expected or {})[tensor] for sample in samples.samples])
-    arrays["ids"] = np.array([sample.id for sample in samples.samples])
-    arrays["tags"] = np.array([",".join(sorted(sample.tags)) for sample in samples.samples])
-    with path.open("wb") as file:
-        np.savez_compressed(file, **arrays)
+    for tensor in samples.samples[0].inputs:
+        arrays[tensor] = _stack([sample.inputs[tensor] for sample in samples.samples])
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    write_atomically(path, buffer.getvalue())
 
 
 def _stack(arrays: list[Array]) -> Array:
@@ -110,26 +113,31 @@ def _stack(arrays: list[Array]) -> Array:
 
 def read_npz(path: Path) -> dict[str, Array]:
     """All arrays of an ``.npz``. Raises :class:`InputError`; object arrays are refused, as they would be unpickled."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
+    # Opened here, as numpy.load leaves a file open that turns out not to be an archive.
+    with path.open("rb") as file:
+        try:
+            archive = np.load(file, allow_pickle=False)
             if not isinstance(archive, np.lib.npyio.NpzFile):
                 raise InputError(
                     "is a single array, not an .npz archive", where=path, remedy="save it with numpy.savez"
                 )
-            arrays: dict[str, Array] = {}
-            for key in archive.files:
-                try:
-                    arrays[key] = archive[key]
-                except ValueError as error:
-                    raise InputError(
-                        f"cannot be read without unpickling: {error}",
-                        where=path,
-                        field=f"tensor {key!r}",
-                        remedy="save texts as a NumPy S or U array; object arrays are not read",
-                    ) from None
-            return arrays
-    except (zipfile.BadZipFile, EOFError, ValueError) as error:
-        raise InputError(f"is not a valid .npz: {error}", where=path, remedy="save it with numpy.savez") from None
+            keys = list(archive.files)
+        except (zipfile.BadZipFile, EOFError, ValueError) as error:
+            raise InputError(f"is not a valid .npz: {error}", where=path, remedy="save it with numpy.savez") from None
+        arrays: dict[str, Array] = {}
+        for key in keys:
+            try:
+                arrays[key] = archive[key]
+            except ValueError as error:
+                raise InputError(
+                    f"cannot be read without unpickling: {error}",
+                    where=path,
+                    field=f"tensor {key!r}",
+                    remedy="save texts as a NumPy S or U array; object arrays are not read",
+                ) from None
+            except (zipfile.BadZipFile, EOFError, zlib.error) as error:
+                raise InputError(f"is damaged: {error}", where=path, field=f"tensor {key!r}") from None
+        return arrays
 
 
 def _load_npz(path: Path, model: Model) -> tuple[Sample, ...]:

@@ -18,7 +18,7 @@
 ====================  ===========================================================================================
 
 The first five are those of TensorRT's trtexec, with what it misses put right: NaN and infinities never pass, equal
-vectors have cos loss 0 and opposite ones 2 without rounding noise, nothing overflows. A *row* is an index of the first
+vectors have cos loss 0 without rounding noise, nothing overflows. A *row* is an index of the first
 axis (the batch); an output of one axis is one row. Pure; NumPy and the records, SciPy where a bound is computed.
 """
 

@@ -26,12 +26,14 @@ EVERY_OUTPUT = "*"
 COMMON_OPTIONS = frozenset({"tag", "confidence"})
 
 _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
-_TOLERANCE = re.compile(
-    r"(?:(?P<output>.+?):(?=python:[^:]+:\w+\s*(?:\(|[<>])|[^:]+$))?"
-    r"(?P<metric>python:[^:]+:\w+|\w+)\s*"
-    r"(?:\((?P<options>[^()]*)\))?\s*"
-    rf"(?P<sign><=|>=)\s*(?P<value>{_NUMBER})"
-    rf"(?:@(?P<confidence>{_NUMBER}))?"
+_REST = (
+    r"\s*(?:\((?P<options>[^()]*)\))?\s*"
+    rf"(?P<sign><=|>=)\s*(?P<value>{_NUMBER})(?:@(?P<confidence>{_NUMBER}))?"
+)
+_FORMS = tuple(
+    # Greedy: an output's name may hold colons, a metric other than a python: one does not.
+    re.compile(rf"(?:(?P<output>.+):)?(?P<metric>{metric}){_REST}")
+    for metric in (r"python:[^:]+:\w+", r"\w+")
 )
 
 _EXAMPLE = "for instance 'lInf<=1e-3', 'probabilities:top1>=0.995' or 'top1(tag=hard)>=0.98'"
@@ -39,7 +41,7 @@ _EXAMPLE = "for instance 'lInf<=1e-3', 'probabilities:top1>=0.995' or 'top1(tag=
 
 def parse_tolerance(text: str) -> Tolerance:
     """Raises :class:`InputError` for anything outside the grammar, an unknown metric and an unknown option."""
-    match = _TOLERANCE.fullmatch(text.strip())
+    match = next(filter(None, (form.fullmatch(text.strip()) for form in _FORMS)), None)
     if match is None:
         raise InputError(
             f"cannot read {text!r}: expected [OUTPUT:]METRIC<=LOSS or [OUTPUT:]METRIC>=FLOOR",
