@@ -215,6 +215,22 @@ def onnx_blockers(config: ModelConfig, signature: OnnxSignature, file_name: str)
             )
         else:
             yield from _compare("input", tensor, declared[tensor.name], config.max_batch_size, file_name)
+    for tensor in config.input:
+        if tensor.optional and config.max_batch_size > 0:
+            yield Blocker(
+                "optional_with_batch",
+                f"input '{tensor.name}' is optional and max_batch_size is {config.max_batch_size}: ONNX Runtime's "
+                "backend has optional inputs only without a batch",
+                "set max_batch_size to 0 and give dims in full, or remove optional",
+            )
+        shape = declared[tensor.name].dims if tensor.name in declared else None
+        if tensor.allow_ragged_batch and shape not in (None, (-1,)):
+            yield Blocker(
+                "ragged_shape",
+                f"input '{tensor.name}' allows ragged batches, but {file_name} has it as {list(shape or ())}: ONNX "
+                "Runtime's backend takes them as one dimension, [-1]",
+                "remove allow_ragged_batch, or export the model with that input flat",
+            )
     outputs = {tensor.name: tensor for tensor in signature.outputs}
     for tensor in config.output:
         if tensor.name not in outputs:

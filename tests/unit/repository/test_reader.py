@@ -328,6 +328,8 @@ BROKEN_CONFIGS: list[tuple[str, str, str]] = [
     ("max_batch_size: 8", "max_batch_size: 8 model_transaction_policy { decoupled: true }", "decoupled"),
     ('name: "Y"', 'name: "Y" label_filename: "labels.txt"', "label_file_missing"),
     ('name: "Y"', 'name: "Y" label_filename: "../labels.txt"', "label_file_outside"),
+    ('name: "X"', 'name: "X" optional: true', "optional_with_batch"),
+    ('name: "X"', 'name: "X" allow_ragged_batch: true', "ragged_shape"),
     (
         "max_batch_size: 8",
         'max_batch_size: 8 model_warmup { inputs { key: "X" value { input_data_file: "x.bin" } } }',
