@@ -6,9 +6,8 @@ Every call of TensorRT happens in a worker process; this process never imports i
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
-import math
-import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,8 @@ from optimizer.engines.tensorrt import knobs as knob_tables
 from optimizer.engines.tensorrt.capabilities import Capabilities
 from optimizer.engines.tensorrt.profiles import ProfileRefusal, default_opt_batch, parse_ranges, plan_profiles
 from optimizer.engines.tensorrt.refusals import format_refusal, refusals
-from optimizer.engines.tensorrt.source import read_source, rename_dimensions, separate_dimensions
+from optimizer.engines.tensorrt.rewriting import make_source, remove_source
+from optimizer.engines.tensorrt.source import read_source, separate_dimensions
 from optimizer.engines.tensorrt.supervisor import WorkerFailure, WorkerPlace, run_worker
 from optimizer.errors import InputError
 from optimizer.records.engine import BuildFailure, BuildFailureReason, Engine
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 PLAN = "model.plan"
 PROBE_LIMIT_S = 120.0
-_PRECISION_WORKER = "optimizer.engines.tensorrt.precision"
 
 
 class TensorRTFamily:
@@ -42,7 +41,8 @@ class TensorRTFamily:
 
     ``options`` understood here and in ``BuildRequest.options``: ``range.<input>.<dim>`` = ``min:opt:max`` of a free
     dimension, ``values.<input>`` = the same of a shape tensor's values (``1,2:1,2:4,8``). ``gpus`` are pinned in the
-    config where it names none.
+    config where it names none. ``modelopt_python`` is the interpreter that has NVIDIA ModelOpt, where there is one: it
+    adds precisions (AutoCast, INT8 and FP8 quantization).
     """
 
     name = "tensorrt"
@@ -58,12 +58,14 @@ class TensorRTFamily:
         gpus: Sequence[int] = (0,),
         shapes: Sequence[Mapping[str, tuple[int, ...]]] = (),
         options: Mapping[str, str] | None = None,
+        modelopt_python: Path | str | None = None,
     ) -> None:
         self.module = module
         self.source = source
         self.gpus = tuple(gpus)
         self.shapes = tuple(shapes)
         self.options = dict(options or {})
+        self.modelopt_python = modelopt_python
         self._place = WorkerPlace(python or sys.executable, python_path, gpu)
         self._probed: Capabilities | WorkerFailure | None = None
 
@@ -118,17 +120,26 @@ class TensorRTFamily:
         except InputError:
             onnx = None
         return knob_tables.list_knobs(
-            have, model, onnx, preferred=_preferred_sizes(model), shapes=[dict(item) for item in self.shapes]
+            have,
+            model,
+            onnx,
+            preferred=_preferred_sizes(model),
+            shapes=[dict(item) for item in self.shapes],
+            with_modelopt=self.modelopt_python is not None,
         )
 
     def build(self, request: BuildRequest, calibration: SampleSet | None = None) -> Engine | BuildFailure:
         """``request.route`` holds the build layers only; what no own knob claims is the tuner's build route."""
-        del calibration
         try:
             prepared = self._prepare(request)
         except _Refused as refusal:
             return BuildFailure(request.engine_id, refusal.reason, str(refusal))
-        result = self._build(request, prepared)
+        try:
+            result = self._build(request, prepared, calibration)
+        except OSError as error:
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            reason = BuildFailureReason.NO_SPACE if full else BuildFailureReason.OTHER
+            result = BuildFailure(request.engine_id, reason, f"{error.filename or request.directory}: {error.strerror}")
         if isinstance(result, BuildFailure):
             (request.directory / PLAN).unlink(missing_ok=True)
             return result
@@ -218,39 +229,27 @@ class TensorRTFamily:
             "values": values,
             "timing_cache_directory": str(request.cache_directory) if request.cache_directory else None,
         }
-        rewrite = not have.weak_typing and route.precision in ("fp16", "bf16")
         observed = [
             *(tuple(request.shapes) or self.shapes),
             *({name: triple[which] for name, triple in item.items()} for item in plan.profiles for which in range(3)),
         ]
-        return _Prepared(have, document, rewrite, plan.from_workload, separate_dimensions(onnx, observed))
+        return _Prepared(have, document, plan.from_workload, separate_dimensions(onnx, observed))
 
-    def _build(self, request: BuildRequest, prepared: _Prepared) -> Engine | BuildFailure:
+    def _build(
+        self, request: BuildRequest, prepared: _Prepared, calibration: SampleSet | None
+    ) -> Engine | BuildFailure:
         document = dict(prepared.document)
-        remaining = request.time_limit_s
-        spent = 0.0
-        rewritten = request.directory / "rewritten.onnx"
         try:
-            if prepared.rewrite:
-                answer = run_worker(
-                    WorkerPlace(sys.executable, module=_PRECISION_WORKER),
-                    {
-                        **_pick(document, "onnx", "precision", "keep_fp32"),
-                        "target": str(rewritten),
-                        "dimension_names": prepared.dimension_names,
-                    },
-                    request.directory,
-                    time_limit_s=remaining,
-                    memory_limit_bytes=request.memory_limit_bytes,
-                    log_name="rewrite.log",
-                )
-                if isinstance(answer, WorkerFailure):
-                    return _failure(request, answer, 0.0)
-                spent = answer.seconds
-                document.update(onnx=str(rewritten), rewritten=True)
-            elif prepared.dimension_names:
-                _write_renamed(Path(document["onnx"]), rewritten, prepared.dimension_names)
-                document.update(onnx=str(rewritten), weights_of=document["onnx"])
+            spent = make_source(
+                document,
+                request,
+                strong=not prepared.have.weak_typing,
+                dimension_names=prepared.dimension_names,
+                modelopt_python=self.modelopt_python,
+                calibration=calibration,
+            )
+            if isinstance(spent, WorkerFailure):
+                return _failure(request, spent, 0.0)
             place = (
                 self._place
                 if request.gpu is None
@@ -260,12 +259,11 @@ class TensorRTFamily:
                 place,
                 document,
                 request.directory,
-                time_limit_s=max(1.0, remaining - spent),
+                time_limit_s=max(1.0, request.time_limit_s - spent),
                 memory_limit_bytes=request.memory_limit_bytes,
             )
         finally:
-            for left in request.directory.glob("rewritten.onnx*"):
-                left.unlink()
+            remove_source(request)
         if isinstance(answer, WorkerFailure):
             return _failure(request, answer, spent)
         return _engine(request, prepared, answer.document, spent, answer.peak_memory_bytes)
@@ -283,7 +281,6 @@ class TensorRTFamily:
 class _Prepared:
     have: Capabilities
     document: Mapping[str, Any]
-    rewrite: bool
     from_workload: tuple[str, ...]
     dimension_names: Mapping[str, Mapping[int, str]]
 
@@ -292,47 +289,6 @@ class _Refused(Exception):
     def __init__(self, reason: BuildFailureReason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
-
-
-@dataclass(frozen=True)
-class DiskEstimate:
-    """Bytes that a study's engines need at once; ``enough`` is ``None`` where the free space is unknown."""
-
-    per_engine_bytes: int
-    engines: int
-    total_bytes: int
-    free_bytes: int | None
-
-    @property
-    def enough(self) -> bool | None:
-        return None if self.free_bytes is None else self.total_bytes <= self.free_bytes
-
-
-def estimate_disk(
-    onnx_bytes: int, engines: int, *, save_all: bool, known_bytes: Sequence[int] = (), directory: Path | None = None
-) -> DiskEstimate:
-    """``engines`` is the number of distinct build routes. ``known_bytes`` are sizes of plans of this model that exist.
-
-    A plan holds the weights once (an ONNX file does too, at FP32) and kernels, a few MiB; measured plans of small
-    models are all kernels. Without a known plan: the ONNX size and a half, and 16 MiB. A study that does not save
-    everything holds the default, the candidate being built, and three finalists.
-    """
-    each = max(known_bytes) if known_bytes else math.ceil(onnx_bytes * 1.5) + (16 << 20)
-    held = engines if save_all else min(engines, 5)
-    free = shutil.disk_usage(directory).free if directory is not None else None
-    return DiskEstimate(each, held, each * held, free)
-
-
-def _write_renamed(source: Path, target: Path, names: Mapping[str, Mapping[int, str]]) -> None:
-    import onnx
-
-    model = onnx.load(str(source), load_external_data=False)
-    rename_dimensions(model, names)
-    target.write_bytes(model.SerializeToString())
-
-
-def _pick(document: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: document[name] for name in names}
 
 
 def _failure(request: BuildRequest, failure: WorkerFailure, spent: float) -> BuildFailure:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from optimizer.engines.tensorrt import modelopt
 from optimizer.engines.tensorrt.capabilities import Capabilities
 from optimizer.engines.tensorrt.profiles import clusters, default_opt_batch, opt_batch_values
 from optimizer.engines.tensorrt.source import OnnxSource
@@ -80,7 +81,7 @@ def list_knobs(
     preferred: Sequence[int] = (),
     shapes: Sequence[dict[str, tuple[int, ...]]] = (),
     rewriting: bool = True,
-    modelopt: bool = False,
+    with_modelopt: bool = False,
 ) -> tuple[Knob, ...]:
     """Knobs of the layers precision, builder and profile; a knob that the builder lacks is absent.
 
@@ -88,7 +89,7 @@ def list_knobs(
     ``Capabilities.all_build_routes``.
     """
     knobs = [
-        *_precision_knobs(have, source, rewriting, modelopt),
+        *_precision_knobs(have, source, rewriting, with_modelopt),
         *_builder_knobs(have),
         *_profile_knobs(model, source, preferred, shapes),
     ]
@@ -101,7 +102,7 @@ def builder_layer_knobs(have: Capabilities) -> tuple[Knob, ...]:
     return tuple(knob for knob in knobs if len(knob.values) != 1)
 
 
-def _precision_knobs(have: Capabilities, source: OnnxSource | None, rewriting: bool, modelopt: bool) -> list[Knob]:
+def _precision_knobs(have: Capabilities, source: OnnxSource | None, rewriting: bool, with_modelopt: bool) -> list[Knob]:
     values = ["tf32", "fp32"]
     quantized = source.quantized if source is not None else ()
     floats = source is None or any(tensor.datatype == "FP32" for tensor in (*source.inputs, *source.outputs))
@@ -109,8 +110,8 @@ def _precision_knobs(have: Capabilities, source: OnnxSource | None, rewriting: b
         values += [flag for flag in ("fp16", "bf16") if flag in have.precision_flags]
     elif rewriting and not quantized and floats:
         values += ["fp16"] + (["bf16"] if "bf16" in have.data_types else [])
-    if modelopt and not quantized:
-        values += ["autocast_fp16", "autocast_bf16", "quantize_int8", "quantize_fp8"]
+    if with_modelopt and not quantized:
+        values += modelopt.PRECISIONS
     knobs = [
         Knob(
             "precision",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,20 +67,63 @@ def run_worker(
     address space would break CUDA, which reserves far more than it uses. No process is left when this returns.
     """
     request_path, result_path, log_path = directory / "request.json", directory / "result.json", directory / log_name
-    started = time.monotonic()
     try:
         # An answer that an earlier worker left here must not pass for this one.
         result_path.unlink(missing_ok=True)
         request_path.write_text(json.dumps(request, indent=1), encoding="utf-8")
-        process = processes.start(
-            [place.python, "-m", place.module, request_path, result_path],
-            env=_environment(place),
-            log_path=log_path,
-            grace_s=0.5,
-        )
     except OSError as error:
-        reason = BuildFailureReason.NO_SPACE if error.errno == 28 else BuildFailureReason.OTHER
-        return WorkerFailure(reason, f"{error.filename or directory}: {error.strerror}")
+        return _unwritable(error, directory)
+    command = [place.python, "-m", place.module, request_path, result_path]
+    ended = run_command(
+        command,
+        log_path,
+        time_limit_s=time_limit_s,
+        memory_limit_bytes=memory_limit_bytes,
+        environment=_environment(place),
+    )
+    if isinstance(ended, WorkerFailure):
+        return ended
+    document = _read(result_path)
+    if document is None:
+        message = "the builder ended without a readable result"
+        return WorkerFailure(
+            BuildFailureReason.CRASH, message, ended.log_excerpt, None, ended.seconds, ended.peak_memory_bytes
+        )
+    if document.get("ok"):
+        return WorkerAnswer(document, ended.seconds, ended.peak_memory_bytes)
+    return WorkerFailure(
+        BuildFailureReason(str(document.get("reason", "other"))),
+        str(document.get("message", "")),
+        "\n".join(document.get("evidence") or []) or ended.log_excerpt,
+        None,
+        ended.seconds,
+        ended.peak_memory_bytes,
+    )
+
+
+@dataclass(frozen=True)
+class CommandEnd:
+    """A command that ended with status 0."""
+
+    seconds: float
+    peak_memory_bytes: int
+    log_excerpt: str
+
+
+def run_command(
+    command: Sequence[Path | str],
+    log_path: Path,
+    *,
+    time_limit_s: float,
+    memory_limit_bytes: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> CommandEnd | WorkerFailure:
+    """Any command under the same limits; every other end than status 0 is a failure."""
+    started = time.monotonic()
+    try:
+        process = processes.start(command, env=environment, log_path=log_path, grace_s=0.5)
+    except OSError as error:
+        return _unwritable(error, log_path)
     peak = 0
     killed: tuple[BuildFailureReason, str] | None = None
     oom_kills = _oom_kills()
@@ -86,14 +131,13 @@ def run_worker(
         status = process.poll()
         while status is None:
             peak = max(peak, _resident_bytes(process.guardian_pid))
-            seconds = time.monotonic() - started
             if memory_limit_bytes is not None and peak > memory_limit_bytes:
                 killed = (
                     BuildFailureReason.OUT_OF_MEMORY,
                     f"the builder used {peak >> 20} MiB, more than its limit of {memory_limit_bytes >> 20} MiB",
                 )
                 break
-            if seconds > time_limit_s:
+            if time.monotonic() - started > time_limit_s:
                 killed = (BuildFailureReason.TIMEOUT, f"the builder did not end within {time_limit_s:g} s")
                 break
             time.sleep(_POLL_S)
@@ -103,27 +147,18 @@ def run_worker(
     log = process.log_tail(200)
     excerpt = "\n".join(evidence(log.splitlines()))
     if killed is not None:
-        return WorkerFailure(*killed, log_excerpt=excerpt, seconds=seconds, peak_memory_bytes=peak)
+        return WorkerFailure(*killed, excerpt, None, seconds, peak)
     if ended == 0:
-        document = _read(result_path)
-        if document is None:
-            return WorkerFailure(
-                BuildFailureReason.CRASH, "the builder ended without a readable result", excerpt, None, seconds, peak
-            )
-        if document.get("ok"):
-            return WorkerAnswer(document, seconds, peak)
-        return WorkerFailure(
-            BuildFailureReason(str(document.get("reason", "other"))),
-            str(document.get("message", "")),
-            "\n".join(document.get("evidence") or []) or excerpt,
-            None,
-            seconds,
-            peak,
-        )
+        return CommandEnd(seconds, peak, excerpt)
     reason, message, number = reason_from_exit(ended, log)
-    if number == 9 and _oom_kills() > oom_kills:
+    if number == signal.SIGKILL and _oom_kills() > oom_kills:
         reason, message = BuildFailureReason.OUT_OF_MEMORY, "the kernel killed the builder for want of memory"
     return WorkerFailure(reason, message, excerpt, number, seconds, peak)
+
+
+def _unwritable(error: OSError, where: Path) -> WorkerFailure:
+    reason = BuildFailureReason.NO_SPACE if error.errno in (errno.ENOSPC, errno.EDQUOT) else BuildFailureReason.OTHER
+    return WorkerFailure(reason, f"{error.filename or where}: {error.strerror}")
 
 
 def _environment(place: WorkerPlace) -> dict[str, str]:
