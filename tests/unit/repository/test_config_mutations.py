@@ -10,7 +10,6 @@ import random
 import re
 from typing import Any
 
-import pytest
 from config_corpus import CORPUS, mutate, respell
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -160,11 +159,3 @@ def test_the_coarse_edit_means_the_same(seed: int, name: str, changes: int) -> N
     mutate(target, rng, changes=changes)
     every_field = frozenset(descriptor.name for descriptor in target.DESCRIPTOR.fields)
     assert parse_config(MessageEditor(text).edited(current, target, every_field)) == target
-
-
-@pytest.mark.soak
-@pytest.mark.timeout(3600)
-def test_ten_thousand_mutated_configs() -> None:
-    names = sorted(CORPUS)
-    for seed in range(10_000):
-        one_case(seed, names[seed % len(names)], 1 + seed % 8, seed % 3 != 0)
