@@ -156,7 +156,10 @@ def test_every_transport_brings_the_right_answers(
         more = {"shared_memory": "system"}
     with LoadGenerator(info.grpc_url, processes=2, directory=tmp_path, **more) as generator:
         generator.prepare(SAMPLES, DATATYPES, output_bytes={"OUTPUT0": 16})
-        for workload in (Workload(concurrency=5, duration_s=0.5), Workload(Arrival.POISSON, rate_per_s=100, seed=2)):
+        for workload in (
+            Workload(concurrency=5, duration_s=0.5),
+            Workload(Arrival.POISSON, rate_per_s=100, duration_s=0.6, seed=2),
+        ):
             window = generator.run(model, workload, candidate_id=kind, keep_responses=20)
             assert window.records().ok.all()
             assert len(window.responses) == 20
