@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,7 +40,9 @@ class Backend:
     ) -> Any:
         (self.repository / "1").mkdir(exist_ok=True)
         data = plan if isinstance(plan, bytes) else json.dumps(plan).encode()
-        (self.repository / "1" / config.get("default_model_filename", "model.plan")).write_bytes(data)
+        file = self.repository / "1" / config.get("default_model_filename", "model.plan")
+        if not file.exists() or file.read_bytes() != data:
+            file.write_bytes(data)
         instance = self.model.TritonPythonModel()
         self.loaded.append(instance)
         instance.initialize(
@@ -74,6 +78,7 @@ def backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Backend
     monkeypatch.syspath_prepend(str(DOUBLES))
     monkeypatch.syspath_prepend(str(triton_templates.path("tensorrt")))
     monkeypatch.delenv("TENSORRT_BACKEND_PROFILE", raising=False)
+    monkeypatch.delenv("TENSORRT_BACKEND_ENGINE_PROCESS", raising=False)
     made = Backend(tmp_path)
     try:
         made.cuda.reset()
@@ -391,7 +396,7 @@ def test_a_lost_gpu_context_is_said_to_every_later_request(backend: Backend) -> 
     instance = backend.load(plan(), config(**faults))
     failed = backend.run(instance, backend.request(x=rows(2), parameters={"inject_cuda_error": True}))[0]
     assert "cudaErrorIllegalAddress (700)" in failed
-    assert "the GPU context of instance 'm_0_0' is lost: unload the model" in failed
+    assert "the GPU context is lost for instance 'm_0_0': unload the model" in failed
     assert not instance.is_ready()
     assert backend.run(instance, backend.request(x=rows(1)))[0] == failed
 
@@ -424,3 +429,105 @@ def test_graph_sizes_follow_the_native_backend(backend: Backend) -> None:
     assert sizes() == [1, 2, 3, 4, 6, 8, 12, 16, 32]
     assert sizes(dynamic_batching={"preferred_batch_size": [8, "16"]}) == [1, 8, 16, 32]
     assert [spec.batch_size for spec in backend.settings.default_graphs({"max_batch_size": 4})] == [1, 2, 3, 4]
+
+
+# One engine for several instances. The engine process is a real one, with the doubles in it.
+
+SHARED = {"parameters": {"engine_process": {"string_value": "shared"}}}
+
+
+def engine_pid(instance: Any) -> int:
+    return int(instance._session._pid)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
+def test_instances_share_one_engine_process_that_ends_with_the_last(backend: Backend) -> None:
+    first, second = (backend.load(plan(), config(**SHARED, **GRAPHS), name=name) for name in ("m_0_0", "m_0_1"))
+    assert engine_pid(first) == engine_pid(second)
+    # The instances themselves hold nothing on the GPU.
+    assert not backend.cuda.live
+    for instance in (first, second, first):
+        for count in (1, 5, 8):
+            answer = backend.run(instance, backend.request(x=rows(count)), backend.request(x=rows(2, 50)))
+            np.testing.assert_array_equal(answer[0]["y"], rows(count) * 2 + 1)
+            np.testing.assert_array_equal(answer[1]["y"], rows(2, 50) * 2 + 1)
+    pid = engine_pid(first)
+    first.finalize()
+    assert alive(pid)
+    np.testing.assert_array_equal(backend.run(second, backend.request(x=rows(3)))[0]["y"], rows(3) * 2 + 1)
+    second.finalize()
+    assert not alive(pid)
+
+
+def test_an_engine_process_that_is_killed_is_replaced_and_the_request_answered(backend: Backend) -> None:
+    first, second = (backend.load(plan(), config(**SHARED), name=name) for name in ("m_0_0", "m_0_1"))
+    backend.run(first, backend.request(x=rows(4)))
+    killed = engine_pid(first)
+    os.kill(killed, signal.SIGKILL)
+    for instance in (first, second):
+        np.testing.assert_array_equal(backend.run(instance, backend.request(x=rows(4)))[0]["y"], rows(4) * 2 + 1)
+    assert engine_pid(first) == engine_pid(second) != killed
+
+
+def test_a_lost_gpu_context_fails_one_request_and_not_the_other_instance(backend: Backend) -> None:
+    faults = {"parameters": {**SHARED["parameters"], "fault_injection": {"string_value": "on"}}}
+    first, second = (backend.load(plan(), config(**faults), name=name) for name in ("m_0_0", "m_0_1"))
+    failed = backend.run(first, backend.request(x=rows(2), parameters={"inject_cuda_error": True}))[0]
+    assert "cudaErrorIllegalAddress (700)" in failed
+    assert "the engine process ends" in failed
+    for instance in (second, first):
+        assert instance.is_ready()
+        np.testing.assert_array_equal(backend.run(instance, backend.request(x=rows(2)))[0]["y"], rows(2) * 2 + 1)
+
+
+def test_the_engine_process_s_refusals_are_those_of_an_own_engine(backend: Backend) -> None:
+    with pytest.raises(backend.utils.TritonModelException, match="Serialized Engine Version: 239"):
+        backend.load(plan(version=239), config(**SHARED))
+    with pytest.raises(backend.utils.TritonModelException, match="expected configuration for output 'y'"):
+        backend.load(plan(), {**config(**SHARED), "output": []})
+    instance = backend.load(plan(), config(**SHARED))
+    refused = backend.run(instance, backend.request(x=rows(2, width=5)))[0]
+    assert "no optimization profile in use admits: 'x' [2,5]; allowed are profile 0: 'x' [1,4] to [8,4]" in refused
+
+
+def test_shape_tensors_and_growing_buffers_through_the_engine_process(backend: Backend) -> None:
+    document = {
+        "function": "expand",
+        "tensors": [
+            tensor("x", [1, 2], input=True),
+            tensor("shape", [2], "INT32", input=True, host=True),
+            tensor("y", [-1, -1]),
+        ],
+    }
+    settings = config(max_batch=0, **SHARED)
+    settings["input"] = [
+        {"name": "x", "data_type": "TYPE_FP32", "dims": [1, 2]},
+        {"name": "shape", "data_type": "TYPE_INT32", "dims": [2], "is_shape_tensor": True},
+    ]
+    settings["output"] = [{"name": "y", "data_type": "TYPE_FP32", "dims": [-1, -1]}]
+    instance = backend.load(document, settings)
+    x = np.array([[3, 4]], np.float32)
+    for count in (1, 700, 2):
+        answer = backend.run(instance, backend.request(x=x, shape=np.array([count, 2], np.int32)))[0]["y"]
+        np.testing.assert_array_equal(answer, np.broadcast_to(x, (count, 2)))
+
+
+def test_a_plan_without_profile_sharing_gives_every_further_instance_its_own_engine(backend: Backend) -> None:
+    first, second = (backend.load(plan(sharing=False), config(**SHARED), name=name) for name in ("m_0_0", "m_0_1"))
+    assert any("an engine of its own" in text for _, text in backend.utils.Logger.lines)
+    for instance in (first, second):
+        np.testing.assert_array_equal(backend.run(instance, backend.request(x=rows(2)))[0]["y"], rows(2) * 2 + 1)
+
+
+def test_several_instances_on_one_gpu_share_by_default(backend: Backend) -> None:
+    group = {"name": "m_0", "kind": "KIND_GPU", "count": 2, "gpus": [0]}
+    shared = backend.load(plan(), config(instance_group=[group]))
+    assert engine_pid(shared)
+    with pytest.raises(backend.utils.TritonModelException, match="engine_process is 'both': use auto, own or shared"):
+        backend.load(plan(), config(parameters={"engine_process": {"string_value": "both"}}))

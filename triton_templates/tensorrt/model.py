@@ -1,14 +1,16 @@
 """Serves TensorRT plans from Triton's python backend, under the unchanged native config.
 
-Every model instance is a process of its own, with one engine, one execution context and one stream. All requests of one
-``execute`` are copied once, into pinned memory, and run as one batch; responses are views on pinned memory, which
-Triton copies once, into the shared memory of its python backend.
+Every model instance is a process of its own. All requests of one ``execute`` are copied once, into pinned memory, and
+run as one batch on the instance's own execution context and stream; responses are views on pinned memory, which Triton
+copies once, into the shared memory of its python backend.
 
-Memory therefore multiplies with instances: each holds its own CUDA context, weights, scratch memory and buffers.
+One instance on a GPU holds its engine itself. Several share one, in a process that only they use (``trt_executor``):
+GPU contexts of different processes take turns, and each would hold its own copy of everything.
 
 Parameters of the config, which the native backend ignores (each also an environment variable
 ``TENSORRT_BACKEND_<NAME>``):
 
+``engine_process``     ``auto`` (the default, see above), ``own`` or ``shared``
 ``profile_phases``     time per phase, reported at unload (see ``trt_phases``)
 ``int64_as_int32``     serve INT64 of the config with an engine that has INT32, as TensorRT before 10 makes it
 ``fault_injection``    for tests: a request with the parameter ``inject_cuda_error`` ends the CUDA context
@@ -22,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tensorrt
 import triton_python_backend_utils as pb_utils
 import trt_settings
-from trt_device import OUT_OF_MEMORY, CudaError, Device
+from trt_device import OUT_OF_MEMORY, CudaError, Device, compute_capability
 from trt_dlpack import BFloat16, bits_of
-from trt_engine import Engine, EngineError, Log, allowed_text, check, fits, shape_text
+from trt_engine import Engine, EngineError, Log, allowed_text, check, fits, machine_text, shape_text
 from trt_phases import Phases
+from trt_remote import ProfileTaken, RemoteSession
 from trt_session import Session, ShapeError
 
 _INT32 = np.iinfo(np.int32)
@@ -40,7 +42,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         self._instance = args["model_instance_name"]
         self._dead = ""
-        self._session: Session | None = None
+        self._session: Session | RemoteSession | None = None
         self._phases: Phases | None = None
         try:
             self._settings = trt_settings.read(args["model_config"], self._instance)
@@ -56,20 +58,21 @@ class TritonPythonModel:
                 f"instance group of kind {args['model_instance_kind']} of model '{settings.model}' is not supported "
                 "for TensorRT models: use KIND_GPU"
             )
-        device = Device(int(args["model_instance_device_id"]))
-        capability = device.compute_capability()
-        machine = (
-            f"TensorRT {tensorrt.__version__} on {device.name()}, compute {capability[0]}.{capability[1]}, "
-            f"GPU {device.index}"
-        )
-        plan = Path(args["model_repository"]) / args["model_version"] / settings.plan_for(capability)
-        engine = Engine(plan, Log(_report), machine)
+        index = int(args["model_instance_device_id"])
+        where = os.environ.get("TENSORRT_BACKEND_PROFILE", "")
+        self._profile_to = where
+        self._phases = Phases() if where or self._flag("profile_phases") else None
         self._converts = self._flag("int64_as_int32")
-        problem = check(settings, engine, self._converts)
-        if problem:
-            raise EngineError(problem)
-        self._engine = engine
+        self._faults = self._flag("fault_injection")
+        capability = compute_capability(index)
+        plan = Path(args["model_repository"]) / args["model_version"] / settings.plan_for(capability)
         self._batched = settings.max_batch_size > 0
+        engine = None
+        if self._shares(args["model_config"], index):
+            engine = self._join(plan, index)
+        if engine is None:
+            engine = self._own(plan, index)
+        self._engine = engine
         self._one_by_one = not self._batched or any(tensor.on_host for tensor in engine.inputs)
         configured = {entry.name: entry.datatype for entry in (*settings.inputs, *settings.outputs)}
         self._input_names = tuple(tensor.name for tensor in engine.inputs)
@@ -83,15 +86,46 @@ class TritonPythonModel:
         )
         self._plain_outputs = not (self._bf16 | self._narrowed).intersection(self._output_names)
         self._plain_inputs = not (self._bf16 | self._narrowed).intersection(self._input_names) and not self._unwrapped
-        self._faults = self._flag("fault_injection")
-        where = os.environ.get("TENSORRT_BACKEND_PROFILE", "")
-        self._phases = Phases() if where or self._flag("profile_phases") else None
-        self._profile_to = where
-        self._session = Session(engine, device, settings.profiles, _report, self._phases)
-        self._session.preallocate([self._largest(tensor) for tensor in engine.inputs])
         self._padded: dict[int, int] = {}
         if settings.graphs:
             self._capture_graphs()
+
+    def _shares(self, config: str, device: int) -> bool:
+        wanted = self._settings.parameters.get("engine_process") or os.environ.get(
+            "TENSORRT_BACKEND_ENGINE_PROCESS", ""
+        )
+        if wanted not in ("", "auto", "own", "shared"):
+            raise trt_settings.ConfigError(f"parameter engine_process is '{wanted}': use auto, own or shared")
+        return wanted == "shared" or (wanted != "own" and trt_settings.instances_on(config, device) > 1)
+
+    def _own(self, plan: Path, index: int) -> Engine:
+        device = Device(index)
+        capability = device.compute_capability()
+        engine = Engine(plan, Log(_report), machine_text(device.name(), capability, index))
+        self._check(engine)
+        session = self._session = Session(engine, device, self._settings.profiles, _report, self._phases)
+        session.preallocate([self._largest(tensor) for tensor in engine.inputs])
+        return engine
+
+    def _join(self, plan: Path, index: int) -> RemoteSession | None:
+        """``None`` where the plan does not allow several contexts on a profile: then everybody has an engine."""
+        if not plan.is_file():
+            raise EngineError(f"unable to find '{plan}': the version directory has no such plan file")
+        remote = self._session = RemoteSession(plan, index, _report, self._phases)
+        self._check(remote)
+        try:
+            remote.open(self._settings.profiles, [self._largest(tensor) for tensor in remote.inputs])
+        except ProfileTaken as error:
+            _report(f"{self._instance}: an engine of its own, since {error}", False)
+            remote.close()
+            self._session = None
+            return None
+        return remote
+
+    def _check(self, engine: Any) -> None:
+        problem = check(self._settings, engine, self._converts)
+        if problem:
+            raise EngineError(problem)
 
     def _flag(self, name: str) -> bool:
         return self._settings.flag(name) or os.environ.get(f"TENSORRT_BACKEND_{name.upper()}", "") not in ("", "0")
@@ -299,18 +333,12 @@ class TritonPythonModel:
         session = self._session
         assert session is not None
         text = _explained(error)
-        if session.device.usable():
-            try:
-                session.rebuild()
-            except (CudaError, EngineError) as second:
-                self._dead = f"{text}; and the execution context could not be made again: {_explained(second)}"
-                return self._dead
+        reason = session.recover()
+        if reason is None:
             return text
         # No exit: an unload waits for ever for a stub that is gone (Triton 2.51). The process stays to say what
         # happened; it ends at unload, and the driver then takes the memory back.
-        self._dead = (
-            f"{text}; the GPU context of instance '{self._instance}' is lost: unload the model and load it again"
-        )
+        self._dead = f"{text}; {reason} for instance '{self._instance}': unload the model and load it again"
         _report(self._dead, True)
         return self._dead
 
@@ -320,7 +348,7 @@ class TritonPythonModel:
         self._close()
 
     def _close(self) -> None:
-        if self._session is not None and not self._dead:
+        if self._session is not None:
             self._session.close()
         self._session = None
 

@@ -19,6 +19,7 @@ class CudaError(RuntimeError):
         self.call = call
         self.code = code
         self.name = name
+        self.text = text
 
 
 OUT_OF_MEMORY = 2
@@ -34,6 +35,21 @@ def runtime() -> Any:
     except ImportError:
         from cuda import cudart as module
     return module
+
+
+def compute_capability(index: int) -> tuple[int, int]:
+    """Of one GPU, without making a CUDA context on it. Raises :class:`CudaError`."""
+    module = runtime()
+    numbers = []
+    for part in ("Major", "Minor"):
+        error, *values = module.cudaDeviceGetAttribute(
+            getattr(module.cudaDeviceAttr, f"cudaDevAttrComputeCapability{part}"), index
+        )
+        if int(error) != 0:
+            name = getattr(error, "name", str(error))
+            raise CudaError(f"cudaDeviceGetAttribute(compute capability, GPU {index})", int(error), name, "")
+        numbers.append(int(values[0]))
+    return numbers[0], numbers[1]
 
 
 class Device:
@@ -68,6 +84,10 @@ class Device:
             pass
         raise CudaError(call, int(error), name, text)
 
+    def use(self) -> None:
+        """Once in every thread but the one that made this object: the current device is a thread's."""
+        self._call("cudaSetDevice", self.index)
+
     # Identity
 
     def name(self) -> str:
@@ -76,10 +96,7 @@ class Device:
         return name.decode(errors="replace").rstrip("\0") if isinstance(name, bytes) else str(name)
 
     def compute_capability(self) -> tuple[int, int]:
-        attributes = self._rt.cudaDeviceAttr
-        major = self._call("cudaDeviceGetAttribute", attributes.cudaDevAttrComputeCapabilityMajor, self.index)
-        minor = self._call("cudaDeviceGetAttribute", attributes.cudaDevAttrComputeCapabilityMinor, self.index)
-        return int(major), int(minor)
+        return compute_capability(self.index)
 
     def free_bytes(self) -> int:
         error, free, _ = self._rt.cudaMemGetInfo()

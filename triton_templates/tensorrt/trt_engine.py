@@ -144,6 +144,10 @@ class Engine:
         return context
 
 
+def machine_text(name: str, capability: tuple[int, int], index: int) -> str:
+    return f"TensorRT {trt.__version__} on {name}, compute {capability[0]}.{capability[1]}, GPU {index}"
+
+
 def fits(tensor: Tensor, profile: int, shape: Sequence[int]) -> bool:
     low, _, high = tensor.ranges[profile]
     return len(shape) == len(low) and all(a <= size <= b for a, size, b in zip(low, shape, high, strict=True))

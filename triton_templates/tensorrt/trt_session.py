@@ -48,7 +48,7 @@ class Buffer:
         self.release()
         size = -(-max(byte_size, 1) // _ALIGNMENT) * _ALIGNMENT
         try:
-            self.address = self.device.allocate_pinned(size)
+            self.address = self.allocate_host(size)
             if not self.tensor.on_host:
                 self.on_device = self.device.allocate(size)
         except CudaError:
@@ -58,11 +58,17 @@ class Buffer:
         self.capacity = size
         return True
 
+    def allocate_host(self, byte_size: int) -> int:
+        return self.device.allocate_pinned(byte_size)
+
+    def free_host(self, address: int) -> None:
+        self.device.free_pinned(address)
+
     def release(self) -> None:
         self.capacity = 0
         self.bytes = np.empty(0, dtype=np.uint8)
         if self.address:
-            self.device.free_pinned(self.address)
+            self.free_host(self.address)
             self.address = 0
         if self.on_device:
             self.device.free(self.on_device)
@@ -101,19 +107,21 @@ class Session:
         profiles: Sequence[int],
         report: Callable[[str, bool], None],
         phases: Phases | None = None,
+        buffer_type: type[Buffer] = Buffer,
     ) -> None:
         self.engine, self.device, self.phases = engine, device, phases
         self.profiles = tuple(profiles)
         self._report = report
         self.stream = device.stream()
         self._stream_number = int(self.stream)
+        self._lost = False
         self._scratch = 0
         self._scratch_bytes = engine.device_memory_bytes
         self._contexts: dict[int, Any] = {}
         self._current: dict[int, Execution | None] = {}
         self._executions: dict[tuple[Shape, ...], Execution] = {}
         self._graphs: dict[tuple[Shape, ...], Execution] = {}
-        self.buffers = {tensor.name: Buffer(device, tensor) for tensor in (*engine.inputs, *engine.outputs)}
+        self.buffers = {tensor.name: buffer_type(device, tensor) for tensor in (*engine.inputs, *engine.outputs)}
         self._shape_inputs = tuple(tensor for tensor in engine.inputs if tensor.on_host)
         try:
             self._scratch = device.allocate(self._scratch_bytes) if self._scratch_bytes else 0
@@ -123,6 +131,10 @@ class Session:
         except Exception:
             self.close()
             raise
+
+    @property
+    def has_shape_inputs(self) -> bool:
+        return bool(self._shape_inputs)
 
     # Preparation
 
@@ -350,7 +362,18 @@ class Session:
         self.device.synchronize(self.stream)
         return execution.outputs
 
-    def rebuild(self) -> None:
+    def recover(self) -> str | None:
+        """After an error: ``None`` when this session works again, else why it never will."""
+        if not self.device.usable():
+            self._lost = True
+            return "the GPU context is lost"
+        try:
+            self._rebuild()
+        except (CudaError, EngineError) as error:
+            return f"the execution context could not be made again: {error}"
+        return None
+
+    def _rebuild(self) -> None:
         """New contexts and graphs, after an error that the CUDA context survived."""
         captured = tuple(self._graphs)
         self._forget()
@@ -363,6 +386,8 @@ class Session:
 
     def close(self) -> None:
         """Gives everything back; after a sticky error the memory is the driver's to free, when the process ends."""
+        if self._lost:
+            return
         try:
             self._forget()
             self._contexts.clear()

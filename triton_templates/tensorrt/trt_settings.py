@@ -84,6 +84,12 @@ def read(config_json: str, instance_name: str) -> Settings:
     )
 
 
+def instances_on(config_json: str, device: int) -> int:
+    """How many instances of the model are on one GPU."""
+    groups = json.loads(config_json).get("instance_group", ())
+    return sum(int(g.get("count", 1)) * sum(int(gpu) == device for gpu in g.get("gpus", ())) for g in groups)
+
+
 def default_graphs(config: Mapping[str, Any]) -> tuple[GraphSpec, ...]:
     """The native backend's choice where ``graph_spec`` is empty."""
     max_batch = int(config.get("max_batch_size", 0))
