@@ -176,6 +176,31 @@ def test_parse_errors_name_node_and_operator(build, tmp_path, make_onnx):
     assert "node sieve (Unique)" in failure.message
 
 
+def test_an_input_whose_values_are_a_shape_needs_their_range(family, build, tmp_path, make_onnx):
+    from onnx import TensorProto, helper
+
+    model = write_entry(
+        tmp_path,
+        make_onnx,
+        [helper.make_node("Reshape", ["x", "to"], ["y"], name="reshape")],
+        [("x", TensorProto.FLOAT, [12]), ("to", TensorProto.INT64, [2])],
+        [("y", TensorProto.FLOAT, ["a", "b"])],
+    )
+    refused = build(model)
+    ranged = TensorRTFamily(module="tensorrt_rtx_bindings", options={"values.to": "1,1:3,4:12,12"})
+    directory = tmp_path / "ranged"
+    directory.mkdir()
+    engine = ranged.build(BuildRequest(engine_id="e", model=model, route=Route(), directory=directory))
+
+    assert isinstance(refused, BuildFailure)
+    assert refused.reason is Reason.REFUSED
+    assert "give their range as values.to" in refused.message
+    assert isinstance(engine, Engine), f"{engine.message}\n{engine.log_excerpt}"
+    config = ranged.configure(parse_config(model.effective_config_text), engine, Route())
+    assert [tensor.is_shape_tensor for tensor in config.input] == [False, True]
+    assert check_engine(engine.details, config) == []
+
+
 def test_the_embedded_server_accepts_the_native_config(family, read, build, embedded_sandbox):
     """The server's core validates every field before it looks for the GPU, and before the backend opens the plan."""
     model = read("magika")
@@ -197,7 +222,7 @@ def test_the_embedded_server_accepts_the_native_config(family, read, build, embe
 
 def write_entry(tmp_path, make_onnx, nodes, inputs, outputs, weights=(), max_batch_size=0):
     def entries(tensors):
-        names = {1: "TYPE_FP32"}
+        names = {1: "TYPE_FP32", 7: "TYPE_INT64"}
         for name, kind, dims in tensors:
             sizes = [size if isinstance(size, int) else -1 for size in (dims[1:] if max_batch_size else dims)]
             yield f'{{ name: "{name}" data_type: {names[kind]} dims: {sizes} }}'

@@ -18,7 +18,13 @@ from typing import TYPE_CHECKING, Any
 from optimizer.engines._base import BuildRequest
 from optimizer.engines.tensorrt import knobs as knob_tables
 from optimizer.engines.tensorrt.capabilities import Capabilities
-from optimizer.engines.tensorrt.profiles import ProfileRefusal, default_opt_batch, parse_ranges, plan_profiles
+from optimizer.engines.tensorrt.profiles import (
+    ProfileRefusal,
+    default_opt_batch,
+    parse_ranges,
+    parse_values,
+    plan_profiles,
+)
 from optimizer.engines.tensorrt.refusals import format_refusal, refusals
 from optimizer.engines.tensorrt.rewriting import make_source, remove_source
 from optimizer.engines.tensorrt.source import read_source, separate_dimensions
@@ -210,7 +216,7 @@ class TensorRTFamily:
                 ranges=parse_ranges(options),
                 shapes=tuple(request.shapes) or self.shapes,
             )
-            values = _shape_values(options)
+            values = parse_values(options)
         except ProfileRefusal as error:
             raise _Refused(BuildFailureReason.REFUSED, str(error)) from None
         document = {
@@ -335,18 +341,3 @@ def _preferred_sizes(model: Model) -> tuple[int, ...]:
 
     config = parse_config(model.effective_config_text, where=model.config_path or model.directory)
     return tuple(config.dynamic_batching.preferred_batch_size)
-
-
-def _shape_values(options: Mapping[str, str]) -> dict[str, list[list[int]]]:
-    found = {}
-    for key, text in options.items():
-        if not key.startswith("values."):
-            continue
-        try:
-            triple = [[int(number) for number in part.split(",")] for part in text.split(":")]
-        except ValueError:
-            triple = []
-        if len(triple) != 3 or len({len(part) for part in triple}) != 1:
-            raise ProfileRefusal(f"{key}={text}: give min:opt:max, each a list such as 1,2")
-        found[key.removeprefix("values.")] = triple
-    return found

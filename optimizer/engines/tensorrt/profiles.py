@@ -78,6 +78,27 @@ def parse_ranges(options: Mapping[str, str]) -> dict[tuple[str, int], Range]:
     return ranges
 
 
+def parse_values(options: Mapping[str, str]) -> dict[str, list[list[int]]]:
+    """``values.<input>`` = min, opt and max of a shape tensor's values, each a list: ``1,1:3,4:12,12``.
+
+    Raises :class:`ProfileRefusal` naming the option.
+    """
+    found = {}
+    for key, text in options.items():
+        if not key.startswith("values."):
+            continue
+        try:
+            triple = [[int(number) for number in part.split(",")] for part in text.split(":")]
+        except ValueError:
+            triple = []
+        if len(triple) != 3 or len({len(part) for part in triple}) != 1:
+            raise ProfileRefusal(f"{key}={text}: give min:opt:max, each a list such as 1,2")
+        if any(not low <= best <= high for low, best, high in zip(*triple, strict=True)):
+            raise ProfileRefusal(f"{key}={text}: needs min <= opt <= max for every value")
+        found[key.removeprefix("values.")] = triple
+    return found
+
+
 def clusters(shapes: Sequence[Mapping[str, Shape]], batched: bool) -> list[list[Mapping[str, Shape]]]:
     """Groups request shapes whose dimensions (the batch left out) are within a factor of two of the group's first.
 

@@ -14,6 +14,7 @@ from optimizer.engines.tensorrt.profiles import (
     default_opt_batch,
     opt_batch_values,
     parse_ranges,
+    parse_values,
     plan_profiles,
 )
 from optimizer.engines.tensorrt.source import OnnxSource, OnnxTensor, separate_dimensions
@@ -94,6 +95,16 @@ def test_the_users_range_wins_over_the_workload():
 def test_a_bad_range_names_its_option(text):
     with pytest.raises(ProfileRefusal, match=r"range\.x\.0"):
         parse_ranges({"range.x.0": text})
+
+
+def test_values_of_shape_tensors():
+    assert parse_values({"values.to": "1,1:3,4:12,12", "other": "x"}) == {"to": [[1, 1], [3, 4], [12, 12]]}
+
+
+@pytest.mark.parametrize("text", ["1:2", "1,2:3:4,5", "a:b:c", "1,12:3,4:12,1"])
+def test_bad_values_name_their_option(text):
+    with pytest.raises(ProfileRefusal, match=r"values\.to"):
+        parse_values({"values.to": text})
 
 
 def test_batch_split_makes_one_profile_for_single_requests():
