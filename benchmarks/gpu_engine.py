@@ -71,7 +71,7 @@ def compute(plan: Path, rows: int, contexts: int, seconds: float, begin: float) 
         for session, context in prepared:
             context.execute_async_v3(int(session.stream))
     device.usable()
-    _wait(begin)
+    late = _wait(begin)
     done = 0
     device._call("cudaEventRecord", start, prepared[0][0].stream)
     begun = time.perf_counter()
@@ -92,7 +92,8 @@ def compute(plan: Path, rows: int, contexts: int, seconds: float, begin: float) 
     rate = done * rows / max(events, 1e-9)
     for session in sessions:
         session.close()
-    return {"rows": rows, "contexts": contexts, "batches": done, "events_s": events, "wall_s": wall, "per_s": rate}
+    return {"rows": rows, "contexts": contexts, "batches": done, "events_s": events, "wall_s": wall, "late_s": late,
+            "per_s": rate}  # fmt: skip
 
 
 def session(plan: Path, rows: int, seconds: float, begin: float, graphs: bool) -> dict[str, Any]:
@@ -108,7 +109,7 @@ def session(plan: Path, rows: int, seconds: float, begin: float, graphs: bool) -
     execution = one.prepare(shapes)
     for _ in range(20):
         one.run(execution)
-    _wait(begin)
+    late = _wait(begin)
     batches = 0
     begun = time.perf_counter()
     while time.perf_counter() - begun < seconds:
@@ -117,12 +118,15 @@ def session(plan: Path, rows: int, seconds: float, begin: float, graphs: bool) -
     wall = time.perf_counter() - begun
     one.close()
     return {"rows": rows, "graphs": execution.graph is not None, "batches": batches, "wall_s": wall,
-            "per_s": batches * rows / wall, "us_per_batch": 1e6 * wall / max(1, batches)}  # fmt: skip
+            "per_s": batches * rows / wall, "late_s": late, "us_per_batch": 1e6 * wall / max(1, batches)}  # fmt: skip
 
 
-def _wait(begin: float) -> None:
+def _wait(begin: float) -> float:
+    """Seconds that this process came late."""
+    late = max(0.0, time.time() - begin) if begin else 0.0
     while time.time() < begin:
         time.sleep(0.0005)
+    return late
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -61,6 +61,7 @@ def rows_profile(*dims: int, high: int = 8, name: str = "x", low: int = 1) -> Pr
     return {name: ((low, *dims), (high, *dims), (high, *dims))}
 
 
+OWN = ", own engines"
 IMAGE = (3, 56, 56)
 X16 = {"x": ("FP32", [16])}
 Y16 = {"y": ("FP32", [16])}
@@ -177,8 +178,8 @@ def cases(int64: bool) -> list[Case]:
 
 def run_case(case: Case, sandbox: Sandbox, plans: Path, instances: int = 2) -> dict[str, Any]:
     model = case.model().SerializeToString()
-    plan = build(model, plans, case.name.replace(" ", "_").replace(",", ""), case.profiles, flags=case.flags,
-                 shape_values=case.shape_values)  # fmt: skip
+    file = case.name.removesuffix(OWN).replace(" ", "_").replace(",", "")
+    plan = build(model, plans, file, case.profiles, flags=case.flags, shape_values=case.shape_values)
     config = serving.config_text(
         case.inputs, case.outputs, max_batch=case.max_batch, instances=instances, extra=case.extra, **case.config
     )
@@ -316,35 +317,39 @@ def bad_requests(sandbox: Sandbox, plans: Path) -> dict[str, Any]:
     return {"messages": sorted(messages), "worst": worst}
 
 
-def cuda_error(sandbox: Sandbox, plans: Path) -> dict[str, Any]:
-    """A real illegal address in one request: a typed answer, the server lives, the model serves again after a load."""
+def engine(kind: str) -> str:
+    return f'parameters {{ key: "engine_process" value {{ string_value: "{kind}" }} }}\n'
+
+
+def cuda_error(sandbox: Sandbox, plans: Path, kind: str) -> dict[str, Any]:
+    """A real illegal address in one request: a typed answer, and the server lives.
+
+    With an engine of its own, an instance serves again after a load; with a shared engine, from the next request on.
+    """
     plan = build(networks.affine().SerializeToString(), plans, "fp32", [rows_profile(16)]).file
-    extra = 'parameters { key: "fault_injection" value { string_value: "true" } }'
+    extra = engine(kind) + 'parameters { key: "fault_injection" value { string_value: "true" } }'
     config = serving.config_text(X16, Y16, max_batch=8, extra=extra)
-    x = np.ones((1, 16), np.float32)
+    one = [{"x": np.ones((1, 16), np.float32)}]
+    x = {"x": "FP32"}
     failure = sandbox.load(serving.deployment("case", config, plan))
     if failure is not None:
         raise RuntimeError(failure.message)
     with TritonClient(sandbox.info.grpc_url) as client:
-        before = serving.ask(client, "case", [{"x": x}], {"x": "FP32"})[0]
-        hurt = serving.ask(client, "case", [{"x": x}], {"x": "FP32"}, parameters=[{"inject_cuda_error": True}])[0]
-        time.sleep(2.0)
-        after = serving.ask(client, "case", [{"x": x}], {"x": "FP32"})[0]
+        before = serving.ask(client, "case", one, x)[0]
+        hurt = serving.ask(client, "case", one, x, parameters=[{"inject_cuda_error": True}])[0]
+        after = serving.ask(client, "case", one, x)[0]
         live = client.server_live()
     sandbox.unload("case")
     failure = sandbox.load(serving.deployment("case", config, plan))
     if failure is not None:
         raise RuntimeError(f"did not load again: {failure.message}")
     with TritonClient(sandbox.info.grpc_url) as client:
-        again = serving.ask(client, "case", [{"x": x}], {"x": "FP32"})[0]
+        again = serving.ask(client, "case", one, x)[0]
     sandbox.unload("case")
-    if isinstance(before, str) or isinstance(again, str) or not live:
-        raise RuntimeError(f"before: {before}; again: {again}; server live: {live}")
-    return {
-        **_expect(str(hurt), "GPU context", "is lost"),
-        "after": str(after)[:300],
-        "right_again": bool((again["y"] == 3).all()),
-    }
+    if isinstance(before, str) or isinstance(again, str) or not live or isinstance(after, str) != (kind == "own"):
+        raise RuntimeError(f"before: {before}; hurt: {hurt}; after: {after}; again: {again}; server live: {live}")
+    said = "GPU context is lost" if kind == "own" else "the engine process ends"
+    return {**_expect(str(hurt), said), "after": str(after)[:300], "right_again": bool((again["y"] == 3).all())}
 
 
 def out_of_memory(sandbox: Sandbox, plans: Path) -> dict[str, Any]:
@@ -354,7 +359,9 @@ def out_of_memory(sandbox: Sandbox, plans: Path) -> dict[str, Any]:
 
     wide = partial(networks.perceptron, width=8192, layers=4)
     plan = build(wide().SerializeToString(), plans, "wide_perceptron", [rows_profile(512, high=8)], level=1)
-    config = serving.config_text({"x": ("FP32", [512])}, {"y": ("FP32", [1])}, max_batch=8, instances=8)
+    config = serving.config_text(
+        {"x": ("FP32", [512])}, {"y": ("FP32", [1])}, max_batch=8, instances=8, extra=engine("own")
+    )
     device = Device(0)
     hog = device.free_bytes() - (3 << 30)
     address = device.allocate(hog)
@@ -384,12 +391,20 @@ def main() -> int:
     with serving.start(options.out / "work") as sandbox:
         idle = serving.gpu_used_bytes()
         for case in cases(hasattr(tensorrt, "int64")):
-            if options.only in case.name:
-                steps.step(case.name, partial(_case_or_not_built, case, sandbox, plans))
-        for work in (bad_plans, bad_requests, cuda_error, out_of_memory):
-            name = f"failure: {work.__name__.replace('_', ' ')}"
+            # Two instances share an engine by default; everything once more with an engine for each.
+            own = replace(case, name=case.name + OWN, extra=engine("own") + case.extra)
+            for each in (case, own):
+                if options.only in each.name:
+                    steps.step(each.name, partial(_case_or_not_built, each, sandbox, plans))
+        for name, work in (
+            ("bad plans", bad_plans),
+            ("bad requests", bad_requests),
+            ("CUDA error, own engine", partial(cuda_error, kind="own")),
+            ("CUDA error, shared engine", partial(cuda_error, kind="shared")),
+            ("out of memory", out_of_memory),
+        ):
             if options.only in name:
-                steps.step(name, partial(work, sandbox, plans), reserve_s=60)
+                steps.step(f"failure: {name}", partial(work, sandbox, plans), reserve_s=60)
         unloaded = serving.gpu_used_bytes()
         log = sandbox.log_tail(200)
     (options.out / "backend_correctness.server.log").write_text(log, encoding="utf-8")
