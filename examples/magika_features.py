@@ -2,8 +2,8 @@
 
 The rule (magika 1.0, model standard_v3_3): read the first and the last 4096 bytes, or all of a smaller file; strip
 blanks from the left of the first block and from the right of the last one; keep the first 1024 bytes of the one and the
-last 1024 of the other; fill up with 256, the first behind and the last in front. Files with fewer than 8 bytes after
-stripping never reach the model.
+last 1024 of the other; fill up with 256, the first behind and the last in front. Files whose first block has fewer
+than 8 bytes after stripping never reach the model.
 """
 
 from __future__ import annotations

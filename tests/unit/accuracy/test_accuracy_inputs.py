@@ -155,8 +155,8 @@ def test_bf16_from_fp32_and_from_bits(tmp_path: Path, build_model: Build) -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda a: a.update(image=a["image"].astype("f8")), "'image', sample 0: expected data type FP32 .* got float64"),
-        (lambda a: a.update(tokens=a["tokens"].astype("i4")), "'tokens', sample 0: expected data type INT64 .*, got int32"),
+        (lambda a: a.update(image=a["image"].astype("f8")), "'image', sample 0: expected data type FP32 .* float64"),
+        (lambda a: a.update(tokens=a["tokens"].astype("i4")), "'tokens', sample 0: data type INT64 .*, got int32"),
         (lambda a: a.update(image=a["image"][:, :2]), r"expected shape \[batch, 3, \?\], got \[1, 2, 5\]"),
         (lambda a: a.update(image=a["image"][..., None, None, None]), r"expected shape \[batch, 3, \?\]"),
         (lambda a: a.update(tokens=a["tokens"][:2]), "'tokens': expected 3 samples along the first axis, got 2"),
@@ -164,7 +164,7 @@ def test_bf16_from_fp32_and_from_bits(tmp_path: Path, build_model: Build) -> Non
         (lambda a: a.pop("tokens"), "'tokens': this input is missing"),
         (lambda a: a.update(extra=a["tokens"]), "'extra': the model has no input .* inputs: image, tokens"),
         (lambda a: a.update({"expected/score": a["tokens"]}), "the model has no output of this name"),
-        (lambda a: a["image"].__setitem__((2, 1, 1), np.nan), "'image', sample 2: expected numbers, got NaN in 1 of 15"),
+        (lambda a: a["image"].__setitem__((2, 1, 1), np.nan), "'image', sample 2: .* got NaN in 1 of 15"),
         (lambda a: a.update({"expected/scores": np.full((3, 4), np.nan, "f4")}), "'scores', sample 0: .*, got NaN"),
         (lambda a: a.update(tokens=np.zeros((3, 2), "U1")), "expected data type INT64"),
         (lambda a: a.update({"tokens": a["tokens"], "tags": np.array(["a"])}), "'tags': expected 3 samples"),
