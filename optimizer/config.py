@@ -118,7 +118,9 @@ class SandboxSettings(Section):
 class Builder(Section):
     """Engine builds."""
 
-    family: Literal["auto", "onnxruntime", "tensorrt"] = Field("auto", description="Engine family.")
+    family: Literal["auto", "tensorrt", "onnxruntime", "unchanged"] = Field(
+        "auto", description="Engine family; unchanged: serving settings only."
+    )
     onnx: Path | None = Field(None, description="ONNX source of a model that is only there as a plan.")
     python: Path | None = Field(None, description="Interpreter whose TensorRT builds.")
     module: str | None = Field(None, description="Python module of the builder: tensorrt or tensorrt_rtx.")

@@ -97,6 +97,8 @@ class StudyLaboratory:
         self._engines: dict[str, Engine] = {}
         self.as_found = Candidate(plan.model.name, plan.model.content_hash, AS_FOUND, Route())
         self.as_found_served = True
+        self.default_is_as_found = False
+        """The default route comes down to the very files and config that are there: the two references are one."""
         self._default: Candidate | None = None
         self._noise: float | None = None
 
@@ -119,6 +121,8 @@ class StudyLaboratory:
         self._noise = value
 
     def candidate(self, route: Route) -> Candidate:
+        if route.is_default and self.default_is_as_found:
+            return self.as_found
         return Candidate(
             model=self.plan.model.name,
             model_hash=self.plan.model.content_hash,
@@ -405,6 +409,11 @@ class StudyLaboratory:
         if engine is None:
             return ()
         return (*engine.details.get("caveats", ()), *serving_caveats(self.config(candidate, engine)))
+
+    def python_backends(self) -> set[str]:
+        """Backends of this study's arms that this project's python-based ones stand in for."""
+        used = {self._config.backend, self.plan.family.name}
+        return used.intersection(self.stand.info.python_backends if self.stand.alive else ())
 
     # References
 

@@ -142,6 +142,7 @@ def establish_default(laboratory: StudyLaboratory) -> None:
     """The family's default route, where it is not the very same thing as what is there."""
     default = laboratory.candidate(Route())
     if laboratory.as_found_served and laboratory.serves_the_same(default, laboratory.as_found):
+        laboratory.default_is_as_found = True
         laboratory.default = laboratory.as_found
         return
     rejection = laboratory.screen(default)
@@ -305,7 +306,7 @@ def caveats(laboratory: StudyLaboratory, noise: Noise, confirmations: Sequence[C
             "synthetic inputs: random data say nothing about accuracy on yours, and speed may depend on values; "
             "give real samples with --inputs"
         )
-    backends = laboratory.stand.info.python_backends if laboratory.stand.alive else ()
+    backends = laboratory.python_backends()
     if backends:
         yield (
             f"served by python-based backends ({', '.join(sorted(backends))}) for every arm alike: "
