@@ -96,8 +96,6 @@ def build(module: Any, have: capabilities.Capabilities, request: dict[str, Any],
     with contextlib.suppress(AttributeError):
         module.init_libnvinfer_plugins(logger, "")
     builder = module.Builder(logger)
-    if os.cpu_count() and hasattr(builder, "max_threads"):
-        builder.max_threads = max(1, os.cpu_count() or 1)
     graph, parser = network.parse(module, builder, logger, have, Path(request["onnx"]), request.get("weights_of"))
     removed = network.keep_outputs(graph, request.get("outputs") or [])
     config = builder.create_builder_config()
