@@ -161,8 +161,10 @@ def test_every_transport_brings_the_right_answers(
             Workload(Arrival.POISSON, rate_per_s=100, duration_s=0.6, seed=2),
         ):
             window = generator.run(model, workload, candidate_id=kind, keep_responses=20)
-            assert window.records().ok.all()
-            assert len(window.responses) == 20
+            log = window.records()
+            assert log.ok.all()
+            # Each of the two processes keeps ten, or all that it sent where the machine is too busy for ten.
+            assert len(window.responses) == sum(min(10, int((log.worker == worker).sum())) for worker in range(2))
             for sample, body in window.responses:
                 assert parse_response(body)[0]["OUTPUT0"].tolist() == SAMPLES[sample].inputs["INPUT0"].tolist()
     with TritonClient(info.grpc_url) as client:
