@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from tensorrt_entries import STAND_INS, tiny_onnx, write_entry
+from tensorrt_entries import family, tiny_onnx, write_entry
 
 from optimizer.engines._base import BuildRequest
-from optimizer.engines.tensorrt import TensorRTFamily
 from optimizer.records.route import Route
 
 
@@ -18,7 +17,6 @@ def entry(tmp_path):
 @pytest.fixture
 def build(tmp_path):
     """Builds with the stand-in of that name; options of :class:`BuildRequest` by keyword."""
-    families: dict[str, TensorRTFamily] = {}
     count = 0
 
     def build(module, model, route=None, **options):
@@ -26,8 +24,7 @@ def build(tmp_path):
         count += 1
         directory = tmp_path / f"engine-{count}"
         directory.mkdir()
-        family = families.setdefault(module, TensorRTFamily(module=module, python_path=str(STAND_INS)))
-        return family.build(
+        return family(module).build(
             BuildRequest(
                 engine_id=f"engine-{count}", model=model, route=Route.of(route or {}), directory=directory, **options
             )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from optimizer.engines.tensorrt import TensorRTFamily
 from optimizer.repository.reader import read_model
 
 STAND_INS = Path(__file__).parent / "stand_ins"
@@ -47,3 +49,9 @@ def write_entry(repository: Path, model: onnx.ModelProto, config: str = CONFIG):
     (directory / "labels.txt").write_text("a\nb\nc\nd\n", encoding="utf-8")
     onnx.save(model, directory / "1" / "model.onnx")
     return read_model(repository, "tiny")
+
+
+@cache
+def family(module: str = "fake_tensorrt") -> TensorRTFamily:
+    """One a run: a family asks its builder once what it has, in a process of its own."""
+    return TensorRTFamily(module=module, python_path=str(STAND_INS))

@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from tensorrt_entries import CONFIG, STAND_INS, tiny_onnx, write_entry
+from tensorrt_entries import CONFIG, STAND_INS, family, tiny_onnx, write_entry
 
 from optimizer.engines.tensorrt import TensorRTFamily
 from optimizer.engines.tensorrt.checks import same_engine
@@ -14,10 +14,6 @@ from optimizer.records.engine import BuildFailure, Engine
 from optimizer.records.engine import BuildFailureReason as Reason
 from optimizer.records.route import Route
 from optimizer.triton.protobuf import parse_config
-
-
-def family(module="fake_tensorrt"):
-    return TensorRTFamily(module=module, python_path=str(STAND_INS))
 
 
 def test_an_engine_is_described_by_itself(build, entry):
@@ -47,7 +43,7 @@ def test_a_build_route_is_read_back(build, entry):
 
 def test_the_tuner_and_its_environment_are_in_the_fingerprint(monkeypatch):
     monkeypatch.setenv("TRT_BYPASS_BUILD_ROUTE_WHITELIST", "1")
-    facts = family().facts()
+    facts = TensorRTFamily(module="fake_tensorrt", python_path=str(STAND_INS)).facts()
 
     assert facts["tuner"] == "2.19.45"
     assert facts["env.TRT_BYPASS_BUILD_ROUTE_WHITELIST"] == "1"
