@@ -279,7 +279,8 @@ class MessageEditor:
             position = self._layout.line_end(anchor.end)
             for descriptor, message in members:
                 written = self._writer.field(descriptor, message, indent, multiline=True, separator=anchor.separator)
-                self._insert(position, f"{self._layout.newline}{indent}{written}")
+                # Where the anchor itself goes, so does the line break before it: this one takes its place.
+                self._insert(position, f"{self._layout.line_break_near(anchor.start)}{indent}{written}")
             return
         parts = [
             self._writer.field(descriptor, message, "", multiline=False, separator=anchor.separator)
@@ -354,7 +355,7 @@ class MessageEditor:
             if first_line_gone and unchanged:
                 unchanged, first_line_gone = re.sub(r"\A\r?\n", "", unchanged), False
             elif first_line_gone and written:
-                written, first_line_gone = written.removeprefix(self._layout.newline), False
+                written, first_line_gone = re.sub(r"\A\r?\n", "", written), False
             if (
                 edit.start == 0
                 and not written

@@ -58,6 +58,13 @@ class TextLayout:
             return "\r\n"
         return "\n" if self.text[max(0, line_start - 1) : line_start] == "\n" else ""
 
+    def line_break_near(self, position: int) -> str:
+        """Of the line before, else of the line itself, else the text's usual one: files may mix them."""
+        before = self.line_break_before(self.line_start(position))
+        end = self.line_end(position)
+        behind = "\r\n" if self.text.startswith("\r\n", end) else self.text[end : end + 1]
+        return before or behind or self.newline
+
     def line_indent(self, position: int) -> str:
         match = _BLANKS.match(self.text, self.line_start(position))
         return match.group() if match else ""

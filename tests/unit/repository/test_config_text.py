@@ -63,6 +63,17 @@ def test_windows_line_ends_and_a_missing_last_one_are_kept() -> None:
     )
 
 
+def test_a_line_that_is_replaced_keeps_the_line_breaks_around_it() -> None:
+    def other_key(config: Any) -> None:
+        del config.metric_tags["a"]
+        config.metric_tags["b"] = "2"
+
+    text = 'backend: "x"\r\nmax_batch_size: 1\nmetric_tags { key: "a" value: "1" }\r\nruntime: "r"\n'
+    edited = changed(text, other_key)
+    assert edited.startswith('backend: "x"\r\nmax_batch_size: 1\nmetric_tags {')
+    assert edited.endswith('}\r\nruntime: "r"\n')
+
+
 def test_a_deleted_field_takes_its_lines_and_leaves_comments() -> None:
     text = 'backend: "x"\n# on batching\ndynamic_batching {\n  preserve_ordering: true\n}\nmax_batch_size: 4\n'
     assert changed(text, lambda config: config.ClearField("dynamic_batching")) == (
