@@ -103,7 +103,7 @@ def _progress(*, quiet: bool, lines: bool) -> Any:
     return LiveProgress()
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def version_option(
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
