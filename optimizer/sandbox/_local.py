@@ -8,7 +8,9 @@ import os
 import re
 import secrets
 import shutil
+import signal
 import socket
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +21,17 @@ from types import TracebackType
 from optimizer import processes
 from optimizer.errors import EnvironmentFailure, InputError
 from optimizer.records.deployment import Deployment, LoadFailure, ServerInfo
-from optimizer.sandbox import _memory, _messages, _repository
+from optimizer.sandbox import _messages, _repository, _tree
 from optimizer.sandbox._base import SandboxOptions
 from optimizer.triton.client import TritonClient, TritonError
 
 START_ATTEMPTS = 4
 UNLOAD_TIMEOUT_S = 30.0
-ALL_STARTED_S = 1.0
+# For a server whose sockets may not be looked at.
+ALL_STARTED_S = 2.0
+LAST_WORDS_S = 5.0
+LOST_STUB_S = 4.0
+LOG_BYTES = 1 << 20
 # Nothing of a sandbox is worth a graceful end, which takes a second for every instance.
 GRACE_S = 0.5
 
@@ -121,36 +127,37 @@ def server_arguments(private: PrivateDirectory, ports: Sequence[int], python_bac
 
 
 def start(
-    private: PrivateDirectory,
     options: SandboxOptions,
-    command: Callable[[], ServerCommand],
+    command: Callable[[PrivateDirectory], ServerCommand],
     ports: Callable[[int], Sequence[int]] = free_ports,
 ) -> LocalSandbox:
-    """Starts the server; new ports and another try when one was taken in between.
+    """Starts a server in a private directory that ``command`` fills; once more when a port was taken in between.
 
-    Removes the private directory when it fails. Raises :class:`EnvironmentFailure` with the server's root error line.
+    Leaves nothing behind when it fails. Raises :class:`EnvironmentFailure` with the server's root error line.
     """
-    try:
-        made = command()
-        for attempt in range(START_ATTEMPTS):
+    attempt = 1
+    while True:
+        private = PrivateDirectory(options.workdir)
+        try:
+            made = command(private)
             sandbox = LocalSandbox(private, options, made, ports(3))
-            try:
-                sandbox.wait_ready()
-            except _PortTaken as taken:
-                sandbox.stop_server()
-                if attempt == START_ATTEMPTS - 1:
-                    raise EnvironmentFailure(
-                        f"no free port after {START_ATTEMPTS} attempts: {taken}", where=str(made.executable)
-                    ) from None
-            except BaseException:
-                sandbox.close()
-                raise
-            else:
-                return sandbox
-        raise AssertionError("unreachable")
-    except BaseException:
-        private.remove()
-        raise
+        except BaseException:
+            private.remove()
+            raise
+        try:
+            sandbox.wait_ready()
+        except _PortTaken as taken:
+            sandbox.close()
+            if attempt == START_ATTEMPTS:
+                raise EnvironmentFailure(
+                    f"no free port after {START_ATTEMPTS} attempts: {taken}", where=str(made.executable)
+                ) from None
+            attempt += 1
+        except BaseException:
+            sandbox.close()
+            raise
+        else:
+            return sandbox
 
 
 class _PortTaken(Exception):
@@ -168,7 +175,10 @@ class LocalSandbox:
         self._command = command
         self._ports = ports
         self._log_path = private.path / "server.log"
-        self._log_path.unlink(missing_ok=True)
+        self._log_path.touch()
+        # The guardian removes the directory as soon as the server has ended; an open file can still be read.
+        self._log = self._log_path.open("rb")
+        self._log_lock = threading.Lock()
         self._closed_log: str | None = None
         self._locks: dict[str, threading.Lock] = {}
         self._locks_guard = threading.Lock()
@@ -185,6 +195,8 @@ class LocalSandbox:
             memory_limit_bytes=options.memory_limit_bytes if options.gpu is None else None,
         )
         self._version = ""
+        self._stubs: dict[str, int] = {}
+        self._stuck: set[str] = set()
         self._unload_timeout_s = float(options.extra.get("unload_timeout_s", UNLOAD_TIMEOUT_S))
 
     # Start
@@ -198,7 +210,7 @@ class LocalSandbox:
             # gRPC answers a moment before HTTP and metrics, whose ports may turn out to be taken.
             if self._client.server_ready():
                 ready_since = ready_since or time.monotonic()
-                if "Started Metrics Service" in self._read_log() or time.monotonic() - ready_since > ALL_STARTED_S:
+                if self._listens() or time.monotonic() - ready_since > ALL_STARTED_S:
                     break
             if time.monotonic() > deadline:
                 raise self._start_failure(f"the server was not ready after {self._options.ready_timeout_s:g} s")
@@ -207,8 +219,13 @@ class LocalSandbox:
         if identity != self._private.token:
             raise _PortTaken(f"port {self._ports[1]} is served by {identity!r}")
 
+    def _listens(self) -> bool:
+        """All three ports belong to this server's processes; the log says "Started" before it knows."""
+        pid = self._process.pid
+        return pid is not None and set(self._ports) <= _tree.listening_ports(pid)
+
     def _start_failure(self, what: str) -> Exception:
-        log = self._read_log()
+        log = self._read_log(0)
         if re.search(r"ddress already in use|[Ff]ailed to (start|bind).*port|Socket '.*' already in use", log):
             return _PortTaken(_messages.root_error(_messages.error_lines(log)) or "address already in use")
         cause = _messages.root_error(_messages.error_lines(log))
@@ -250,7 +267,13 @@ class LocalSandbox:
             return unusable(deployment.name)
         with self._lock(deployment.name):
             self._require_alive()
-            log_start = self._log_path.stat().st_size
+            if deployment.name in self._stuck:
+                raise EnvironmentFailure(
+                    f"the server still holds an earlier model {deployment.name}, whose process died",
+                    where=str(self._command.executable),
+                    remedy="start a new sandbox, or use another name",
+                )
+            log_start = self._log_size()
             try:
                 self._unload(deployment.name)
                 _repository.write(self._private.path / "models", deployment)
@@ -261,6 +284,7 @@ class LocalSandbox:
             except TritonError as error:
                 failure = self._load_failure(deployment.name, error, log_start)
             else:
+                self._stubs[deployment.name] = len(self._live_stubs(deployment.name))
                 return None
             with contextlib.suppress(TritonError, EnvironmentFailure):
                 self._unload(deployment.name)
@@ -277,22 +301,20 @@ class LocalSandbox:
 
     def memory_bytes(self) -> int | None:
         pid = self._process.pid
-        return _memory.tree_bytes(pid) if pid is not None else None
+        return _tree.tree_bytes(pid) if pid is not None else None
 
     def log_tail(self, lines: int = 40) -> str:
         if self._closed_log is not None:
-            return "\n".join(self._closed_log.splitlines()[-lines:])
-        return self._process.log_tail(lines)
+            return tail(self._closed_log, lines)
+        return tail(self._read_log(), lines)
 
     def close(self) -> None:
         if self._closed_log is None:
-            self._closed_log = self._process.log_tail(200)
-            self.stop_server()
+            self._closed_log = tail(self._read_log(), 200)
+            self._client.close()
+            self._process.stop()
+            self._log.close()
             self._private.remove()
-
-    def stop_server(self) -> None:
-        self._client.close()
-        self._process.stop()
 
     def __enter__(self) -> LocalSandbox:
         return self
@@ -311,6 +333,10 @@ class LocalSandbox:
     def _require_alive(self) -> None:
         if self._closed_log is not None:
             raise EnvironmentFailure("this sandbox is closed", where=self.info.grpc_url)
+        # A server that was just killed stops answering a moment before its guardian has cleaned up after it.
+        if self._process.poll() is None and not self._client.server_live():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(LAST_WORDS_S)
         status = self._process.poll()
         if status is not None:
             raise EnvironmentFailure(
@@ -323,32 +349,39 @@ class LocalSandbox:
         directory = self._private.path / "models" / name
         if not directory.exists():
             return
-        try:
-            self._client.unload(name, timeout_s=self._unload_timeout_s)
-        except TritonError as error:
-            self._require_alive()
-            if error.status == "DEADLINE_EXCEEDED":
-                # A stub that hangs holds its model for ever; without it the server lets go.
-                self._end_stubs(name)
-                try:
-                    self._client.unload(name, timeout_s=self._unload_timeout_s)
-                except TritonError as again:
-                    self._require_alive()
-                    raise EnvironmentFailure(
-                        f"model {name} does not unload: {again.problem}", remedy="start a new sandbox"
-                    ) from None
+        # Without its process a python-based model cannot finish what it was doing: Triton waits for ever.
+        crashed = self._stubs.get(name, 0) > len(self._live_stubs(name))
+        if not self._unloaded(name, LOST_STUB_S if crashed else self._unload_timeout_s):
+            self._end_stubs(name)
+            if not self._unloaded(name, LOST_STUB_S):
+                # Its memory went with its processes; the name is lost to this server.
+                self._stuck.add(name)
+        self._stubs.pop(name, None)
         _repository.remove(directory.parent, name)
 
-    def _end_stubs(self, name: str) -> None:
+    def _unloaded(self, name: str, timeout_s: float) -> bool:
+        try:
+            self._client.unload(name, timeout_s=timeout_s)
+        except TritonError as error:
+            self._require_alive()
+            # Anything else: the server does not know it, since it never loaded.
+            return error.status != "DEADLINE_EXCEEDED"
+        return True
+
+    def _live_stubs(self, name: str) -> list[int]:
         pid = self._process.pid
-        if pid is not None:
-            _memory.kill_stubs(pid, name)
+        return _tree.stubs(pid, name) if pid is not None else []
+
+    def _end_stubs(self, name: str) -> None:
+        for pid in self._live_stubs(name):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _load_failure(self, name: str, error: TritonError, log_start: int) -> LoadFailure:
         # A server that was killed closes the connection a moment before its exit status can be read.
         if error.status == "UNAVAILABLE":
-            with contextlib.suppress(Exception):
-                self._process.wait(2.0)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(LAST_WORDS_S)
         excerpt = self._read_log(log_start)
         if self._process.poll() is not None:
             return LoadFailure(name, "server_died", self._last_words(excerpt), tail(excerpt))
@@ -368,16 +401,17 @@ class LocalSandbox:
         message = message.replace(f"{self._private.path / 'models'}/", "")
         return LoadFailure(name, _messages.classify(message), message, tail(excerpt))
 
-    def _read_log(self, start: int = 0) -> str:
-        try:
-            with self._log_path.open("rb") as file:
-                file.seek(start)
-                return file.read(1 << 20).decode(errors="replace")
-        except OSError:
-            return ""
+    def _log_size(self) -> int:
+        return os.fstat(self._log.fileno()).st_size
+
+    def _read_log(self, start: int | None = None) -> str:
+        """From ``start``, or its last part."""
+        with self._log_lock:
+            self._log.seek(max(0, self._log_size() - LOG_BYTES) if start is None else start)
+            return self._log.read(LOG_BYTES).decode(errors="replace")
 
     def _last_words(self, log: str | None = None) -> str:
-        text = log if log is not None else self._process.log_tail(60)
+        text = log if log is not None else tail(self._read_log(), 60)
         return _messages.root_error(reversed(_messages.error_lines(text))) or "it left no message"
 
 

@@ -26,7 +26,7 @@ _NOISE = (
 _CLASSES: tuple[tuple[str, str], ...] = (
     (
         "out_of_memory",
-        r"out of memory|\boom\b|bad_alloc|cannot allocate memory|unable to allocate|failed to allocate|"
+        r"out ?of ?memory|\boom\b|bad_alloc|cannot allocate memory|unable to allocate|failed to allocate|"
         r"memoryerror|no space left on device|increase the shared memory pool|initialize shared memory",
     ),
     (
@@ -43,7 +43,8 @@ _CLASSES: tuple[tuple[str, str], ...] = (
     ),
     (
         "invalid_config",
-        r"configuration (expects|specified|specifies)|model configuration|unexpected (inference )?(input|output)|"
+        r"configuration (expects|specified|specifies)|expected configuration for|model configuration|optimization profile|"
+        r"unexpected (inference )?(input|output)|"
         r"unexpected datatype|error parsing text-format|must specify|expected .* to be|invalid argument|"
         r"unexpected platform|'?max_batch_size'?|dynamic batching|preferred batch|instance group|"
         r"optional input|parameter '|execution_mode|unable to find '.*' for model instance|model expects|"
@@ -65,9 +66,8 @@ def root(message: str) -> str:
     while match := _WRAPPERS.match(text):
         text = text[match.end() :].strip()
     # "…version 1 is at UNAVAILABLE state: Internal: X; " lists versions with semicolons.
-    text = text.rstrip("; ")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[0] if lines else ""
+    return lines[0].rstrip("; ") if lines else ""
 
 
 def is_noise(text: str) -> bool:

@@ -97,8 +97,7 @@ class EmbeddedLauncher:
                 where=str(interpreter.executable),
                 remedy=f"{interpreter.executable} -m pip install 'numpy<2'",
             )
-        private = _local.PrivateDirectory(options.workdir)
-        sandbox = _local.start(private, options, lambda: self._command(distribution, interpreter, private, options))
+        sandbox = _local.start(options, lambda private: self._command(distribution, interpreter, private, options))
         try:
             _known_answer.check(sandbox, interpreter)
         except BaseException:

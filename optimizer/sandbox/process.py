@@ -48,8 +48,7 @@ class ProcessLauncher:
         options = _local.with_extra(options, self._extra, EXTRA)
         executable = self._executable(options.extra)
         stand_ins = self._stand_ins(executable, options.extra)
-        private = _local.PrivateDirectory(options.workdir)
-        sandbox = _local.start(private, options, lambda: self._command(executable, stand_ins, private, options))
+        sandbox = _local.start(options, lambda private: self._command(executable, stand_ins, private, options))
         if stand_ins:
             try:
                 _known_answer.check(sandbox, None, where=str(executable))

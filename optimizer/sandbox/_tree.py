@@ -1,11 +1,9 @@
-"""Memory and processes of a server's tree, from /proc."""
+"""Memory, ports and stubs of a server's process tree, from /proc."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import signal
 from pathlib import Path
 
 from optimizer.processes import descendants
@@ -39,6 +37,19 @@ def process_bytes(pid: int) -> int | None:
     return None
 
 
+def listening_ports(pid: int) -> set[int]:
+    """TCP ports on which ``pid`` or a process below it listens; those that may not be looked at are left out."""
+    import psutil
+
+    ports = set()
+    for member in (pid, *descendants(pid)):
+        with contextlib.suppress(psutil.Error):
+            for connection in psutil.Process(member).net_connections(kind="tcp"):
+                if connection.status == psutil.CONN_LISTEN:
+                    ports.add(connection.laddr.port)
+    return ports
+
+
 def stubs(server_pid: int, model: str) -> list[int]:
     """Python backend stubs that belong to ``model``: the instance name, ``<model>_<group>_<n>``, is an argument."""
     instance = re.compile(re.escape(model) + r"(_\d+)*\Z")
@@ -51,9 +62,3 @@ def stubs(server_pid: int, model: str) -> list[int]:
             if any("triton_python_backend_stub" in word for word in words) and any(map(instance.match, words)):
                 found.append(pid)
     return found
-
-
-def kill_stubs(server_pid: int, model: str) -> None:
-    for pid in stubs(server_pid, model):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
