@@ -47,6 +47,9 @@ class Summary:
     """Of the requests due in the window, those that left more than 1 ms late."""
     latencies: int
     """Number of samples behind the latency figures."""
+    in_flight: float
+    """Requests between send and answer, averaged over the window. Counted from every request's own times: throughput
+    x mean latency estimates the same (Little's law), but in a window of a few dozen answers only roughly."""
 
 
 def summarize(log: RequestLog, rows: Column, *, open_loop: bool, unsent: int = 0) -> Summary:
@@ -67,7 +70,14 @@ def summarize(log: RequestLog, rows: Column, *, open_loop: bool, unsent: int = 0
         spread=spread(log, rows, answered),
         late_fraction=(float(late.sum()) + unsent) / (len(late) + unsent) if open_loop and len(late) + unsent else 0.0,
         latencies=len(latency_us),
+        in_flight=mean_in_flight(log),
     )
+
+
+def mean_in_flight(log: RequestLog) -> float:
+    """Every request's time between send and end inside the window, over the window's length."""
+    inside = np.minimum(log.done_ns, log.duration_ns) - np.maximum(log.sent_ns, 0)
+    return float(np.maximum(inside, 0).sum()) / log.duration_ns
 
 
 def answered_latencies_us(log: RequestLog, *, open_loop: bool) -> Column:

@@ -16,7 +16,7 @@ FATAL = frozenset(
 LATE_FRACTION = 0.01
 BUSY_FRACTION = 0.80
 OCCUPANCY = 0.95
-"""By Little's law throughput x mean latency is the number in flight: less means that slots stood idle in the client."""
+"""Part of the closed loop's slots that must be in flight on average: less means that slots stood idle in the client."""
 OUTSIDE_FRACTION = 0.5
 NEAR_ZERO_PENDING = 0.5
 CLIENT_SCALING = 0.02
@@ -54,8 +54,8 @@ def check(seen: Observation) -> tuple[tuple[str, ...], bool]:
         warnings.append(
             f"client_busy: a load process used {resources.client_cpu:.0%} of a core; use more load processes"
         )
-    if seen.concurrency and summary.requests and summary.latency_mean_us is not None and not seen.aborted:
-        occupied = summary.requests / seen.duration_s * summary.latency_mean_us / 1e6
+    if seen.concurrency and summary.requests and not seen.aborted:
+        occupied = summary.in_flight
         if occupied < OCCUPANCY * seen.concurrency:
             warnings.append(
                 f"idle_slots: {occupied:.2f} of {seen.concurrency} requests were in flight on average; "

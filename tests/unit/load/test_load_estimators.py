@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from optimizer.errors import InputError
 from optimizer.load.estimators import (
     count_failures,
+    mean_in_flight,
     samples_needed,
     spread,
     summarize,
@@ -136,3 +137,15 @@ def test_no_request_log(tmp_path: Path) -> None:
     (tmp_path / "x.npz").write_bytes(b"nothing of the kind")
     with pytest.raises(InputError, match="not a request log"):
         load_request_log(tmp_path / "x.npz")
+
+
+def test_requests_in_flight_are_counted_by_their_own_times() -> None:
+    """One before the window, one inside, one that outlasts it: 1 s + 0.5 s + 0.25 s of 2 s."""
+    times = {"sent_ns": [-5e8, 5e8, 1.75e9], "done_ns": [1e9, 1e9, 5e9]}
+    columns = {name: np.array(values, dtype=np.int64) for name, values in times.items()}
+    zeros = np.zeros(3, dtype=np.int64)
+    log = RequestLog(
+        intended_ns=columns["sent_ns"], sample=zeros, outcome=zeros, worker=zeros, outcomes=("OK",),
+        duration_ns=2_000_000_000, **columns,
+    )  # fmt: skip
+    assert mean_in_flight(log) == pytest.approx((1.0 + 0.5 + 0.25) / 2.0)

@@ -18,6 +18,7 @@ SUMMARY = Summary(
     spread=0.02,
     late_fraction=0.0,
     latencies=2000,
+    in_flight=8.0,
 )
 SERVER = ServerDelta(2000, 2000, 0, 2000 * 5000.0, 2000 * 100.0, 2000 * 2000.0, 2000 * 100.0)
 GOOD = Observation(SUMMARY, Resources(client_cpu=0.3, pending_mean=4.0), SERVER, 2.0, 8)
@@ -35,7 +36,7 @@ def test_a_good_window_has_no_warnings() -> None:
         (replace(GOOD, summary=replace(SUMMARY, requests=0, latency_mean_us=None)), "no_answers"),
         (replace(GOOD, concurrency=None, summary=replace(SUMMARY, late_fraction=0.011)), "late_sends"),
         (replace(GOOD, resources=Resources(client_cpu=0.81)), "client_busy"),
-        (replace(GOOD, summary=replace(SUMMARY, latency_mean_us=7500.0)), "idle_slots"),
+        (replace(GOOD, summary=replace(SUMMARY, in_flight=7.5)), "idle_slots"),
     ],
 )
 def test_a_window_that_must_not_be_used(seen: Observation, code: str) -> None:
@@ -71,7 +72,7 @@ def test_a_window_that_needs_care(seen: Observation, code: str) -> None:
 def test_the_thresholds_themselves_pass() -> None:
     edge = replace(
         GOOD,
-        summary=replace(SUMMARY, late_fraction=0.01, spread=0.10, latency_mean_us=7600.0),
+        summary=replace(SUMMARY, late_fraction=0.01, spread=0.10, in_flight=7.6),
         resources=Resources(client_cpu=0.80),
     )
     assert check(edge) == ((), True)
