@@ -93,20 +93,30 @@ def validate(
 
 @dataclass
 class _Tally:
-    """A metric over the samples seen so far."""
+    """A metric over the samples seen so far.
+
+    A sample that is answered several times counts once among the rows, with its worst answer: answers to one input are
+    no independent evidence, and the bound must not grow sharper by asking again.
+    """
 
     loss: float = -math.inf
     worst: str | None = None
     misses: int = 0
     units: int = 0
     seen: int = 0
+    counted: dict[int, int] = field(default_factory=dict)
+    """Misses by sample, for counting metrics."""
 
-    def add(self, score: Score, sample: str) -> None:
+    def add(self, score: Score, index: int, label: str) -> None:
         self.seen += 1
-        self.misses += score.misses
-        self.units += score.units
+        if score.units:
+            known = self.counted.get(index)
+            if known is None:
+                self.units += score.units
+            self.counted[index] = max(known or 0, score.misses)
+            self.misses += self.counted[index] - (known or 0)
         if score.loss > self.loss:
-            self.loss, self.worst = score.loss, sample
+            self.loss, self.worst = score.loss, label
 
     def total(self, metric: Metric) -> float:
         if metric.aggregation is Aggregation.WORST:
@@ -129,13 +139,13 @@ class _Check:
     def tag(self) -> str | None:
         return str(self.options["tag"]) if "tag" in self.options else None
 
-    def add(self, comparison: Comparison, sample: Sample, label: str) -> None:
+    def add(self, comparison: Comparison, sample: Sample, index: int, label: str) -> None:
         if self.tag is not None and self.tag not in sample.tags:
             return
         score = measure(self.metric, comparison, self.options)
-        self.overall.add(score, label)
+        self.overall.add(score, index, label)
         for tag in sample.tags:
-            self.per_tag.setdefault(tag, _Tally()).add(score, label)
+            self.per_tag.setdefault(tag, _Tally()).add(score, index, label)
 
     def verdict(self) -> OutputParity:
         loss = self.overall.total(self.metric)
@@ -226,7 +236,7 @@ class _Validation:
                 comparison = Comparison(answer.outputs[output], expected)
                 label = _label(sample, answer.circumstance)
                 for check in self.checks[output]:
-                    check.add(comparison, sample, label)
+                    check.add(comparison, sample, answer.index, label)
 
     def parity(self, candidate_id: str, answered: int, tolerance_given: bool) -> Parity:
         checks = [check for output in self.checks.values() for check in output]

@@ -292,7 +292,7 @@ def test_samples_that_a_floor_needs(floor: float, needed: int) -> None:
     assert upper_bound(0, needed) <= 1 - floor < upper_bound(0, needed - 1)
 
 
-@given(st.integers(1, 60), st.data())
+@given(st.integers(1, 40), st.data())
 def test_the_bound_is_clopper_and_pearsons(units: int, data: st.DataObject) -> None:
     misses = data.draw(st.integers(0, units - 1))
     bound = upper_bound(misses, units)

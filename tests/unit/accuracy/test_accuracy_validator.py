@@ -149,6 +149,17 @@ def test_agreement_is_counted_over_all_rows(build_set: Build) -> None:
     assert "(1 of 200) exceeds 0.004" in judge(build_set(expected), answers(flipped), "top1>=0.996").reason
 
 
+def test_asking_again_is_no_further_evidence(build_set: Build) -> None:
+    expected = [np.eye(2, dtype=np.float32)[[index % 2]] for index in range(10)]
+    flipped = [*answers(expected)[:1], Answer(1, {"y": expected[0]}, FP32, "position 1 of a batch of 3")]
+    given = [*answers(expected), *answers(expected), *flipped, *answers(expected)]
+    parity = judge(build_set(expected), given, "top1>=0.9")
+    # The one wrong answer among many right ones to the same sample counts, and the sample counts once.
+    assert (parity.outputs[0].misses, parity.outputs[0].units) == (1, 10)
+    assert parity.passed
+    assert parity.outputs[0].worst_sample == "sample s1, position 1 of a batch of 3"
+
+
 def test_half_a_percent_of_flips_fails_a_floor_of_99_9(build_set: Build) -> None:
     expected = [np.eye(2, dtype=np.float32)[[index % 2]] for index in range(3000)]
     flipped = [array[:, ::-1] if index % 200 == 0 else array for index, array in enumerate(expected)]
