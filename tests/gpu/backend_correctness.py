@@ -130,15 +130,16 @@ def cases(int64: bool) -> list[Case]:
             _mixed, 2e-3, extra=narrow,
         ),
         Case(
-            "convolutional, TF32", networks.convolutional, [rows_profile(*IMAGE)], CONV, CLASSES, normal(*IMAGE), 1e-2
+            "convolutional, TF32", networks.convolutional, [rows_profile(*IMAGE)], CONV, CLASSES, normal(*IMAGE), 1e-2,
+            requests=48,
         ),
         Case(
             "convolutional, FP16", networks.convolutional, [rows_profile(*IMAGE)], CONV, CLASSES, normal(*IMAGE), 3e-2,
-            flags=("FP16",),
+            flags=("FP16",), requests=48,
         ),
         Case(
             "convolutional, FP16, CUDA graphs", networks.convolutional, [rows_profile(*IMAGE)], CONV, CLASSES,
-            normal(*IMAGE), 3e-2, flags=("FP16",), extra=serving.GRAPHS,
+            normal(*IMAGE), 3e-2, flags=("FP16",), extra=serving.GRAPHS, requests=48,
         ),
         Case("CUDA graphs, alternating", networks.affine, [rows_profile(16)], X16, Y16, normal(16), 1e-6,
              extra=serving.GRAPHS, requests=300),
@@ -404,7 +405,7 @@ def main() -> int:
             ("out of memory", out_of_memory),
         ):
             if options.only in name:
-                steps.step(f"failure: {name}", partial(work, sandbox, plans), reserve_s=60)
+                steps.step(f"failure: {name}", partial(work, sandbox, plans), reserve_s=30)
         unloaded = serving.gpu_used_bytes()
         log = sandbox.log_tail(200)
     (options.out / "backend_correctness.server.log").write_text(log, encoding="utf-8")

@@ -11,6 +11,7 @@ import argparse
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -73,6 +74,13 @@ def perf_analyzer(url: str, model: str, batch: int, concurrency: int, work: Path
         "network_us": "Network+Server Send/Recv",
     }  # fmt: skip
     result: dict[str, Any] = {key: float(row[name]) for key, name in picked.items() if row.get(name)}
+    said = re.findall(r"Throughput: ([0-9.]+) infer/sec", done.stdout)
+    if "per_s" not in result:
+        if not said:
+            raise RuntimeError(f"no throughput in {row} and in: {done.stdout[-1500:]}")
+        result["per_s"] = float(said[-1])
+    if result["per_s"] <= 0:
+        raise RuntimeError(f"perf_analyzer measured nothing: {(done.stdout + done.stderr)[-1500:]}")
     result["stable"] = done.returncode == 0
     return result
 

@@ -104,7 +104,8 @@ class Client:
                     reply = self._prepare(_shapes(document["shapes"]))
                 elif command == "close":
                     self._close()
-                    reply = {"others": len(self.owner.clients) - 1}
+                    self.owner.clients.discard(self)
+                    reply = {"others": len(self.owner.clients)}
                 elif command == "capture":
                     assert self.session is not None
                     reply = {"captured": self.session.capture(_shapes(document["shapes"]))}
@@ -112,7 +113,7 @@ class Client:
                     assert self.session is not None
                     self.session.run_broken(self.executions[document["number"]])
                     reply = {}
-        except (ShapeError, CudaError, EngineError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, the instance must hear it, not lose its engine
             self._failed(error)
             return
         self._send(reply)
@@ -148,7 +149,7 @@ class Client:
                 self._send({"outputs": [list(output.shape) for output in outputs]})
                 return
             session.run(execution)
-        except (CudaError, EngineError) as error:
+        except Exception as error:  # noqa: BLE001 - as above
             self._failed(error)
             return
         self.channel.send_number(b"O", number)
@@ -169,10 +170,8 @@ class Client:
             buffer._close_descriptor()
 
     def _failed(self, error: Exception) -> None:
-        document: dict[str, Any] = {"error": type(error).__name__, "text": str(error)}
-        if isinstance(error, CudaError):
-            document["cuda"] = [error.call, error.code, error.name, error.text]
-        if isinstance(error, (CudaError, EngineError)):
+        document = _failure(error)
+        if not isinstance(error, ShapeError):
             lost = self.session.recover() if self.session is not None else None
             if lost is not None:
                 document["lost"] = lost
@@ -247,6 +246,14 @@ class Executor:
             os._exit(0)
 
 
+def _failure(error: Exception) -> dict[str, Any]:
+    if isinstance(error, CudaError):
+        return {"error": "CudaError", "text": str(error), "cuda": [error.call, error.code, error.name, error.text]}
+    if isinstance(error, (ShapeError, EngineError)):
+        return {"error": type(error).__name__, "text": str(error)}
+    return {"error": "EngineError", "text": f"{type(error).__name__}: {error}"}
+
+
 def _shapes(document: list[list[int]]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(shape) for shape in document)
 
@@ -257,9 +264,7 @@ def main(arguments: list[str]) -> int:
         executor = Executor(listener, Path(arguments[1]), int(arguments[2]))
     except (EngineError, CudaError) as error:
         # Everybody who waits gets the reason.
-        failure = {"error": type(error).__name__, "text": str(error)}
-        if isinstance(error, CudaError):
-            failure["cuda"] = [error.call, error.code, error.name, error.text]
+        failure = _failure(error)
         listener.settimeout(0.1)
         try:
             while True:
