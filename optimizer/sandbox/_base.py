@@ -35,6 +35,10 @@ class Sandbox(AbstractContextManager["Sandbox"], Protocol):
     def load(self, deployment: Deployment) -> LoadFailure | None:
         """Makes the model directory under its private name and loads it; ``None`` when every version is ready.
 
+        A model of that name that is loaded already is replaced. The failure's ``code`` is one of ``invalid_config``,
+        ``missing_backend``, ``version_mismatch``, ``out_of_memory``, ``timeout``, ``server_died``, ``name_taken``
+        (``remote`` alone) and ``model_error``; its message is the server's own root error line.
+
         Raises :class:`optimizer.errors.EnvironmentFailure` only when the server itself is gone.
         """
 

@@ -43,8 +43,8 @@ _CLASSES: tuple[tuple[str, str], ...] = (
     ),
     (
         "invalid_config",
-        r"configuration (expects|specified|specifies)|expected configuration for|model configuration|optimization profile|"
-        r"unexpected (inference )?(input|output)|"
+        r"configuration (expects|specified|specifies)|expected configuration for|model configuration|"
+        r"unexpected (inference )?(input|output)|optimization profile|"
         r"unexpected datatype|error parsing text-format|must specify|expected .* to be|invalid argument|"
         r"unexpected platform|'?max_batch_size'?|dynamic batching|preferred batch|instance group|"
         r"optional input|parameter '|execution_mode|unable to find '.*' for model instance|model expects|"

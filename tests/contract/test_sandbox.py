@@ -113,15 +113,8 @@ def test_loads_answers_replaces_and_unloads(sandbox: Any, tiny_onnx: Path, tiny_
     ("change", "code", "words"),
     [
         (("dims: [ 4 ] } ]\noutput", "dims: [ 5 ] } ]\noutput"), "invalid_config", "the model expects 2 dimensions"),
-        (
-            ("TYPE_FP32 dims: [ 4 ] } ]\ninst", "TYPE_INT64 dims: [ 4 ] } ]\ninst"),
-            "invalid_config",
-            "datatype TYPE_INT64",
-        ),
         (("onnxruntime_onnx", "no_such_platform"), "invalid_config", "no_such_platform"),
         (('platform: "onnxruntime_onnx"', 'backend: "openvino"'), "missing_backend", "openvino"),
-        (("max_batch_size", "max_batchsize"), "invalid_config", 'no field named "max_batchsize"'),
-        (("max_batch_size: 8", "max_batch_size: -8"), "invalid_config", "'max_batch_size' must be non-negative"),
     ],
 )
 def test_a_failed_load_has_a_code_and_the_servers_own_words(
@@ -149,14 +142,13 @@ def test_a_missing_or_broken_file_is_a_failure_of_the_model(sandbox: Any, tiny_c
     assert "protobuf" in failure.message.lower()
 
 
-@pytest.mark.parametrize("name", ["../outside", "a/b", "", ".hidden", "sp ace"])
-def test_names_that_are_no_directory_name_are_refused(
-    sandbox: Any, tiny_onnx: Path, tiny_config: str, name: str
-) -> None:
-    failure = sandbox.load(Deployment(name, tiny_config, {"1/model.onnx": tiny_onnx}))
-    assert failure is not None
-    assert failure.code == "invalid_config"
-    sandbox.unload(name)
+def test_names_that_are_no_directory_name_are_refused(sandbox: Any, tiny_onnx: Path, tiny_config: str) -> None:
+    for name in ("../outside", "a/b", "", ".hidden", "sp ace"):
+        failure = sandbox.load(Deployment(name, tiny_config, {"1/model.onnx": tiny_onnx}))
+        assert failure is not None
+        assert failure.code == "invalid_config"
+        sandbox.unload(name)
+    # Neither did any of them remove the repository that they would have named.
     assert sandbox.load(Deployment("contract_name", tiny_config, {"1/model.onnx": tiny_onnx})) is None
 
 

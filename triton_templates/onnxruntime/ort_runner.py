@@ -4,6 +4,7 @@ Knows nothing of Triton: a request is a dictionary of arrays, an answer is a dic
 belongs to that request. BF16 tensors are uint16 arrays of the raw bits, since NumPy has no such type.
 """
 
+import numpy as np
 import ort_bfloat16
 import ort_checks
 
@@ -58,8 +59,6 @@ class Runner:
         if len(requests) == 1:
             feeds = requests[0]
         else:
-            import numpy as np
-
             feeds = {name: np.concatenate([request[name] for request in requests]) for name in requests[0]}
         if self.string_inputs or self.scalar_inputs:
             feeds = {name: self._as_model_wants(name, array) for name, array in feeds.items()}
@@ -69,7 +68,7 @@ class Runner:
             arrays = self.session.run(self.output_names, feeds, self.run_options)
         results = dict(zip(self.output_names, arrays, strict=True))
         for name, dims in self.scalar_outputs.items():
-            results[name] = as_array(results[name]).reshape(dims)
+            results[name] = np.asarray(results[name]).reshape(dims)
         if not self.batched:
             return [results]
         sizes = [next(iter(request.values())).shape[0] for request in requests]
@@ -111,8 +110,6 @@ def strings(array):
     Bytes that are not UTF-8 go as a fixed-width array, which loses trailing zero bytes; the native backend loses
     everything from the first one on.
     """
-    import numpy as np
-
     try:
         flat = [item.decode() for item in array.flat]
     except UnicodeDecodeError:
@@ -120,9 +117,3 @@ def strings(array):
     made = np.empty(len(flat), object)
     made[:] = flat
     return made.reshape(array.shape)
-
-
-def as_array(value):
-    import numpy as np
-
-    return np.asarray(value)
