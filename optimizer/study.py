@@ -14,7 +14,7 @@ from pathlib import Path
 
 from optimizer.accuracy.references import with_references
 from optimizer.durable import write_json
-from optimizer.errors import EnvironmentFailure, ReferenceFailure, StudyInterrupted
+from optimizer.errors import EnvironmentFailure, OptimizerError, ReferenceFailure, StudyInterrupted
 from optimizer.judge.decide import Confirmation, Context, JudgeSettings, decide, pairs_needed
 from optimizer.judge.statistics import Noise, noise_of
 from optimizer.laboratory import TWIN_NAME, StudyLaboratory
@@ -51,7 +51,7 @@ def run_study(preparation: Preparation, progress: Progress) -> StudyResult:
     with Ledger.open(directory) as ledger:
         decision = ledger.load("decision", "final", Decision)
         if decision is None:
-            with open_laboratory(preparation, ledger, progress) as laboratory:
+            with why_it_stopped(ledger), open_laboratory(preparation, ledger, progress) as laboratory:
                 establish_references(laboratory, preparation)
                 noise = measure_noise(laboratory, preparation)
                 standings, spent = search(laboratory, preparation)
@@ -60,6 +60,18 @@ def run_study(preparation: Preparation, progress: Progress) -> StudyResult:
                 keep(laboratory, decision)
     progress("decision", verdict=decision.verdict.value, sentence=decision.sentence)
     return StudyResult(directory, decision, preparation)
+
+
+@contextlib.contextmanager
+def why_it_stopped(ledger: Ledger) -> Iterator[None]:
+    """Records what ended a study before its decision, so that its report tells the story to that point."""
+    try:
+        yield
+    except (OptimizerError, KeyboardInterrupt) as error:
+        told = error.as_json() if isinstance(error, OptimizerError) else {"problem": "interrupted"}
+        with contextlib.suppress(EnvironmentFailure):
+            ledger.append("fact", "stopped", told)
+        raise
 
 
 @contextlib.contextmanager

@@ -1,13 +1,20 @@
-"""A study's directory as one JSON document: what ``report``, ``optimize`` and ``--json`` show. Changes nothing."""
+"""A study's directory as one JSON document: what ``report``, ``optimize`` and ``--json`` show. Changes nothing.
+
+The document is the seam between the ledger and the report: plain JSON values, whose keys stay and to which more may
+come. :func:`study_document` lists them.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from optimizer.config import Settings
 from optimizer.ledger import Ledger, StudyHeader, read_study
 from optimizer.records.candidate import Pair, Rejection
 from optimizer.records.codec import from_json, to_json
@@ -21,10 +28,18 @@ SCHEMA = 1
 
 
 def study_document(directory: Path) -> dict[str, Any]:
-    """Everything the study in ``directory`` knows, finished or not. Raises :class:`optimizer.errors.InputError`."""
+    """Everything the study in ``directory`` knows, finished or not. Raises :class:`optimizer.errors.InputError`.
+
+    ``state`` is ``decided``, ``stopped`` (an error or Ctrl-C ended it: ``stopped`` holds ``problem``, ``remedy`` …) or
+    ``unfinished`` (running, or killed without a word). ``candidates`` holds a row each (:func:`candidate_rows`),
+    ``engines`` one row a build, ``pairs`` every paired comparison in the order of measuring, ``facts`` the server, the
+    noise and what was spent, ``time`` how long it took and for what, ``changed_settings`` the settings that are not at
+    their defaults (a settings file that repeats the study), ``next`` the commands to type.
+    """
     header = read_study(directory)
     ledger = Ledger.view(directory)
     decision = ledger.load("decision", "final", Decision)
+    stopped = None if decision else _stopped(ledger)
     return {
         "schema": SCHEMA,
         "kind": "study",
@@ -34,12 +49,16 @@ def study_document(directory: Path) -> dict[str, Any]:
         "created_at": header.created_at,
         "version": header.version,
         "settings": dict(header.settings),
+        "changed_settings": _changed(header.settings, Settings().model_dump(mode="json")),
         "notes": dict(header.notes),
         "fingerprint": to_json(header.fingerprint),
         "facts": {entry.key: entry.data for entry in ledger.records("fact")},
         "decision": to_json(decision) if decision else None,
-        "state": "decided" if decision else "unfinished",
+        "state": "decided" if decision else "stopped" if stopped else "unfinished",
+        "stopped": stopped,
+        "time": _time(ledger),
         "candidates": candidate_rows(ledger, decision),
+        "engines": _engines(ledger),
         "pairs": [entry.data for entry in ledger.records("pair")],
         "search": [entry.data for entry in ledger.records("search")],
         "dropped": ledger.dropped,
@@ -47,23 +66,119 @@ def study_document(directory: Path) -> dict[str, Any]:
     }
 
 
+def _stopped(ledger: Ledger) -> dict[str, Any] | None:
+    """Why the last run ended, unless another run has recorded something since."""
+    told = None
+    for entry in ledger.records():
+        if (entry.kind, entry.key) == ("fact", "stopped"):
+            told = {**entry.data, "at": entry.at}
+        elif (entry.kind, entry.key) != ("fact", "spent"):
+            told = None
+    return told
+
+
+def _time(ledger: Ledger) -> dict[str, float]:
+    """Unix seconds of the first and last record; seconds in builds and in measurement windows."""
+    moments = [entry.at for entry in ledger.records() if entry.at]
+    windows = [entry.data["duration_s"] for entry in ledger.records("measurement")]
+    builds = [entry.data["build_s"] for kind in ("build", "build_failure") for entry in ledger.records(kind)]
+    return {
+        "first_at": min(moments, default=0.0),
+        "last_at": max(moments, default=0.0),
+        "build_s": sum(builds),
+        "window_s": sum(windows),
+        "windows": len(windows),
+    }
+
+
+def _changed(settings: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    changed = {}
+    for name, value in settings.items():
+        default = defaults.get(name)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            value = _changed(value, default)
+            default = {}
+        if value != default:
+            changed[name] = value
+    return changed
+
+
+def _engines(ledger: Ledger) -> list[dict[str, Any]]:
+    """One row a build: what came out of it, or why nothing did."""
+    built = {entry.key: entry.data for entry in ledger.records("build")}
+    failed = {entry.key: entry.data for entry in ledger.records("build_failure") if entry.key not in built}
+    rows = [
+        {
+            "id": key,
+            "builder": engine["builder"],
+            "build_s": engine["build_s"],
+            "size_bytes": engine["size_bytes"],
+            "device_memory_bytes": engine["device_memory_bytes"],
+            "sha256": engine["sha256"],
+            "failure": None,
+        }
+        for key, engine in built.items()
+    ]
+    rows += [
+        {
+            "id": key,
+            "builder": "",
+            "build_s": failure["build_s"],
+            "size_bytes": None,
+            "device_memory_bytes": None,
+            "sha256": None,
+            "failure": f"{failure['reason']}: {failure['message']}",
+        }
+        for key, failure in failed.items()
+    ]
+    return rows
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """Measurements and race log ratios by candidate, from one pass over the ledger."""
+
+    windows: Mapping[str, list[tuple[str, Measurement]]]
+    race: Mapping[str, list[float]]
+
+    @classmethod
+    def of(cls, ledger: Ledger) -> _Measured:
+        windows: defaultdict[str, list[tuple[str, Measurement]]] = defaultdict(list)
+        for entry in ledger.records("measurement"):
+            # A/A windows are about the machine.
+            if not entry.key.startswith("noise"):
+                windows[entry.data["candidate_id"]].append((entry.key, from_json(Measurement, entry.data)))
+        race: defaultdict[str, list[float]] = defaultdict(list)
+        for entry in ledger.records("pair"):
+            pair = from_json(Pair, entry.data)
+            if pair.purpose == "race" and pair.usable:
+                race[pair.candidate_id].append(pair.log_ratio)
+        return cls(windows, race)
+
+
 def candidate_rows(ledger: Ledger, decision: Decision | None) -> list[dict[str, Any]]:
-    """One row a candidate, in the order in which they were tried: as-found first."""
+    """One row a candidate, in the order in which they were tried: as-found first.
+
+    Figures are medians over its windows: those of the confirmation where there are any (``confirmed``), else all.
+    ``percentiles_us`` holds the percentiles that the windows' numbers of samples support; ``race_ratio`` is what the
+    search saw in ``race_pairs`` pairs, which is no result.
+    """
     tried = [entry.key for entry in ledger.records("candidate")]
-    rows = [_row(ledger, candidate_id, decision) for candidate_id in dict.fromkeys(tried)]
+    measured = _Measured.of(ledger)
+    rows = [_row(ledger, measured, candidate_id, decision) for candidate_id in dict.fromkeys(tried)]
     return sorted(rows, key=lambda row: row["id"] != AS_FOUND)
 
 
-def _row(ledger: Ledger, candidate_id: str, decision: Decision | None) -> dict[str, Any]:
+def _row(ledger: Ledger, measured: _Measured, candidate_id: str, decision: Decision | None) -> dict[str, Any]:
     facts = ledger.get("candidate", candidate_id) or {}
     engine_id = facts.get("engine", "")
     engine = ledger.load("build", engine_id, Engine)
     failure = ledger.load("build_failure", engine_id, BuildFailure)
     rejection = ledger.load("rejection", candidate_id, Rejection)
-    measurements = _measurements(ledger, candidate_id)
+    measurements = measured.windows.get(candidate_id, [])
     confirmed = [one for key, one in measurements if key.startswith("confirm")]
     shown = confirmed or [one for _, one in measurements]
-    pairs = _pairs(ledger, candidate_id)
+    pairs = measured.race.get(candidate_id, [])
     finalist = next((one for one in decision.finalists if one.candidate_id == candidate_id), None) if decision else None
     return {
         "id": candidate_id,
@@ -83,6 +198,8 @@ def _row(ledger: Ledger, candidate_id: str, decision: Decision | None) -> dict[s
         "p50_us": _median(one.percentiles_us.get("p50") for one in shown),
         "p90_us": _median(one.percentiles_us.get("p90") for one in shown),
         "p99_us": _median(one.percentiles_us.get("p99") for one in shown),
+        "percentiles_us": _percentiles(shown),
+        "latency_mean_us": _median(one.latency_mean_us for one in shown),
         "requests": sum(one.requests for one in shown),
         "windows": len(shown),
         "confirmed": bool(confirmed),
@@ -91,6 +208,7 @@ def _row(ledger: Ledger, candidate_id: str, decision: Decision | None) -> dict[s
         "breakdown_us": _breakdown(shown),
         "mean_batch": _median(one.server.mean_batch if one.server else None for one in shown),
         "race_ratio": math.exp(statistics.fmean(pairs)) if pairs else None,
+        "race_pairs": len(pairs),
         "gain_over_as_found": to_json(finalist.gain_over_as_found) if finalist else None,
         "gain_over_default": to_json(finalist.gain_over_default) if finalist else None,
         "p99_ratio": to_json(finalist.p99_ratio) if finalist else None,
@@ -117,19 +235,10 @@ def _state(
     return "measured" if measured else "screened"
 
 
-def _measurements(ledger: Ledger, candidate_id: str) -> list[tuple[str, Measurement]]:
-    return [
-        (entry.key, from_json(Measurement, entry.data))
-        for entry in ledger.records("measurement")
-        if entry.data["candidate_id"] == candidate_id and not entry.key.startswith("noise")
-    ]
-
-
-def _pairs(ledger: Ledger, candidate_id: str) -> list[float]:
-    pairs = (from_json(Pair, entry.data) for entry in ledger.records("pair"))
-    return [
-        pair.log_ratio for pair in pairs if pair.candidate_id == candidate_id and pair.purpose == "race" and pair.usable
-    ]
+def _percentiles(measurements: list[Measurement]) -> dict[str, float]:
+    names = dict.fromkeys(name for one in measurements for name in one.percentiles_us)
+    medians = {name: _median(one.percentiles_us.get(name) for one in measurements) for name in names}
+    return {name: value for name, value in medians.items() if value is not None}
 
 
 def _breakdown(measurements: list[Measurement]) -> dict[str, float] | None:
