@@ -53,6 +53,11 @@ class Preparation:
     """Choices that were made for the user, by subject."""
 
 
+def references_file(directory: Path) -> Path:
+    """Where a study keeps the expected outputs of its held-out samples, which a write-back is tested against."""
+    return directory / "references" / "held_out.npz"
+
+
 def prepare(repository: Path, name: str, settings: Settings, directory: Path) -> Preparation:
     """Reads and checks everything; starts and writes nothing.
 

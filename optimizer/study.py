@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from optimizer.accuracy.kept_references import save_references
 from optimizer.accuracy.references import with_references
 from optimizer.durable import write_json
 from optimizer.errors import EnvironmentFailure, OptimizerError, ReferenceFailure, StudyInterrupted
@@ -19,7 +20,7 @@ from optimizer.judge.decide import Confirmation, Context, JudgeSettings, decide,
 from optimizer.judge.statistics import Noise, noise_of
 from optimizer.laboratory import TWIN_NAME, StudyLaboratory
 from optimizer.ledger import Ledger
-from optimizer.preparation import Preparation
+from optimizer.preparation import Preparation, references_file
 from optimizer.progress import Progress
 from optimizer.records.candidate import Pair, Rejection, Stage
 from optimizer.records.codec import to_json
@@ -146,6 +147,9 @@ def establish_references(laboratory: StudyLaboratory, preparation: Preparation) 
         tolerances=plan.tolerances,
     )
     laboratory.plan = replace(plan, tune=tune, held_out=held_out)
+    kept = references_file(plan.directory)
+    kept.parent.mkdir(exist_ok=True)
+    save_references(kept, held_out)
     laboratory.stand.prepare(tune, plan.datatypes)
     establish_default(laboratory)
 
