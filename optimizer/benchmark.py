@@ -24,7 +24,7 @@ from optimizer.records.measurement import Arrival, Measurement, Workload
 from optimizer.records.model import Model
 from optimizer.records.objective import Objective, log_ratio
 from optimizer.records.samples import SampleSet
-from optimizer.report.text import megabytes, milliseconds, number, percent
+from optimizer.report.numbers import megabytes, milliseconds, number, percent
 from optimizer.repository.reader import read_model
 from optimizer.stand import Stand, model_files
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from optimizer.report.text import COLUMNS, candidate_cells, decision_lines, rejections
+from optimizer.report.text import study_text
 
 Document = Mapping[str, Any]
 
@@ -82,20 +82,7 @@ def _grid(header: Sequence[str], rows: Sequence[Sequence[str]], *, title: str | 
 
 
 def _show_study(console: Console, document: Document) -> None:
-    console.print(Text(f"{document['model']}: {document['state']}", style="bold"))
-    for line in decision_lines(document):
-        console.print(Text(line))
-    console.print()
-    console.print(_grid(COLUMNS, [candidate_cells(row) for row in document["candidates"]]))
-    rejected = rejections(document)
-    if rejected:
-        console.print("\nLeft the comparison:")
-        for label, reason in rejected:
-            console.print(Text(f"  {label}: {reason.splitlines()[0]}"))
-    if document["next"]:
-        console.print("\nNext:")
-        for command in document["next"]:
-            console.print(Text(f"  {command}", style="bold"))
+    print(study_text(document))
 
 
 def _show_optimize(console: Console, document: Document) -> None:

@@ -2,158 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import textwrap
+from collections.abc import Sequence
 
-Document = Mapping[str, Any]
-UNKNOWN = "unknown"
+from optimizer.report.findings import Document
+from optimizer.report.sections import Column, Section, Table, sections
 
-
-def decision_lines(document: Document) -> list[str]:
-    decision = document.get("decision")
-    if decision is None:
-        return ["The study has not reached a decision."]
-    lines = [decision["sentence"]]
-    lines += [f"Caveat: {caveat}" for caveat in decision["caveats"]]
-    return lines
-
-
-COLUMNS = (
-    "candidate", "state", "inferences/s", "p50 ms", "p99 ms", "gain", "build s", "size MB", "memory MB", "worst loss",
-)  # fmt: skip
-
-
-def candidate_cells(row: Document) -> list[str]:
-    """Cells of :data:`COLUMNS`. The gain is a confirmed one, or in brackets what the race saw, which is no result."""
-    confirmed = row["gain_over_as_found"] or row["gain_over_default"]
-    if confirmed:
-        gain = f"{percent(confirmed['ratio'])} (≥ {percent(confirmed['lower'])})"
-    elif row["race_ratio"] is not None:
-        gain = f"[{percent(row['race_ratio'])}]"
-    else:
-        gain = ""
-    memory = row["gpu_memory_bytes"] or row["device_memory_bytes"] or row["server_rss_bytes"]
-    return [
-        row["label"],
-        row["state"],
-        number(row["throughput"], 1),
-        milliseconds(row["p50_us"]),
-        milliseconds(row["p99_us"]),
-        gain,
-        number(row["build_s"], 1),
-        megabytes(row["size_bytes"]),
-        megabytes(memory),
-        worst_loss(row),
-    ]
-
-
-def worst_loss(row: Document) -> str:
-    parities = list(row["parity"].values())
-    if not parities:
-        return ""
-    outputs = [output for parity in parities for output in parity["outputs"]]
-    given = [output for output in outputs if output["threshold"] is not None] or outputs
-    if any(parity["defects"] for parity in parities):
-        return "defect"
-    if not given:
-        return ""
-    worst = max(given, key=lambda output: _excess(output))
-    return f"{worst['metric']} {worst['loss']:.2g}"
-
-
-def _excess(output: Document) -> float:
-    loss, threshold = float(output["loss"]), output["threshold"]
-    return loss / threshold if threshold else loss
-
-
-def rejections(document: Document) -> list[tuple[str, str]]:
-    return [
-        (row["label"], f"{row['rejected_at']}/{row['code']}: {row['reason']}")
-        for row in document["candidates"]
-        if row["state"] == "rejected"
-    ]
+WIDTH = 120
+"""Sentences are folded here. Tables are as wide as they need to be, up to :data:`WIDEST_CELL` a cell."""
+WIDEST_CELL = 60
 
 
 def study_text(document: Document) -> str:
-    lines = [
-        f"Study of {document['model']} in {document['repository']}",
-        f"  {document['directory']}, triton-optimizer {document['version']}, {document['state']}",
-        "",
-        *decision_lines(document),
-        "",
-        *table(COLUMNS, [candidate_cells(row) for row in document["candidates"]]),
+    """The whole report for a pipe or a file."""
+    lines = [f"Study of {document['model']} in {document['repository']}"]
+    for section in sections(document):
+        lines += ["", section.title.upper(), *section_text(section)]
+    return "\n".join(line.rstrip() for line in lines) + "\n"
+
+
+def section_text(section: Section) -> list[str]:
+    lines = [folded for line in section.lines for folded in fold(line)]
+    for position, table in enumerate(section.tables):
+        lines += [""] if position or lines else []
+        lines += [f"{table.title}:"] if table.title else []
+        lines += table_text(table)
+        lines += fold(table.note) if table.note else []
+    lines += [folded for caveat in section.caveats for folded in fold(f"Caveat: {caveat}", indent="  ")]
+    return lines + [f"  {command}" for command in section.commands]
+
+
+def fold(line: str, indent: str = "") -> list[str]:
+    """No word is broken: paths and commands stay whole."""
+    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def table_text(table: Table) -> list[str]:
+    return plain_table(
+        [column.name for column in table.columns], table.rows, [column.numeric for column in table.columns]
+    )
+
+
+def plain_table(header: Sequence[str], rows: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str]:
+    """Numbers to the right, long texts folded inside their cell at spaces."""
+    folded = [[_cell(cell) for cell in row] for row in rows]
+    widths = [
+        max([len(name), *(len(part) for row in folded for part in row[place])]) for place, name in enumerate(header)
     ]
-    rejected = rejections(document)
-    if rejected:
-        lines += ["", "Left the comparison:", *(f"  {label}: {reason}" for label, reason in rejected)]
-    breakdown = _breakdown_table(document)
-    if breakdown:
-        lines += ["", "Where the time of a request goes (µs):", *breakdown]
-    lines += ["", "Environment:", *(f"  {name}: {value}" for name, value in sorted(environment(document).items()))]
-    lines += ["", "Next:", *(f"  {command}" for command in document["next"])]
-    return "\n".join(lines) + "\n"
+
+    def line(cells: Sequence[str]) -> str:
+        return "  ".join(
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(cells, widths, numeric, strict=True)
+        ).rstrip()
+
+    lines = [line(header), "  ".join("-" * width for width in widths)]
+    for row in folded:
+        for place in range(max(len(cell) for cell in row)):
+            lines.append(line([cell[place] if place < len(cell) else "" for cell in row]))
+    return lines
+
+
+def _cell(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDEST_CELL, break_on_hyphens=False, subsequent_indent="  ") or [""]
 
 
 def study_markdown(document: Document) -> str:
-    lines = [f"# {document['model']}", "", *(f"{line}  " for line in decision_lines(document)), ""]
-    lines += _markdown_table(COLUMNS, [candidate_cells(row) for row in document["candidates"]])
-    rejected = rejections(document)
-    if rejected:
-        lines += ["", "## Left the comparison", "", *(f"- `{label}`: {reason}" for label, reason in rejected)]
-    lines += [
-        "",
-        "## Environment",
-        "",
-        *(f"- {name}: {value}" for name, value in sorted(environment(document).items())),
-    ]
-    lines += ["", "## Next", "", "```", *document["next"], "```"]
+    """The whole report as GitHub-flavoured Markdown."""
+    lines = [f"# {escape(document['model'])}"]
+    for section in sections(document):
+        lines += ["", f"## {section.title}", *section_markdown(section)]
     return "\n".join(lines) + "\n"
 
 
-PHASES = ("queue", "compute_input", "compute_infer", "compute_output", "client_and_network")
+def section_markdown(section: Section) -> list[str]:
+    lines = [part for line in section.lines for part in ("", escape(line))]
+    for table in section.tables:
+        lines += ["", f"**{table.title}**"] if table.title else []
+        lines += ["", *table_markdown(table)]
+        lines += ["", escape(table.note)] if table.note else []
+    lines += ["", *(f"- Caveat: {escape(caveat)}" for caveat in section.caveats)] if section.caveats else []
+    # Four backticks: a command may hold three.
+    lines += ["", "````", *section.commands, "````"] if section.commands else []
+    return lines
 
 
-def _breakdown_table(document: Document) -> list[str]:
-    rows = [
-        [row["label"], *(number(row["breakdown_us"][phase], 0) for phase in PHASES), number(row["mean_batch"], 2)]
-        for row in document["candidates"]
-        if row["breakdown_us"] and row["state"] in ("reference", "winner", "finalist")
-    ]
-    return table(("candidate", *(phase.replace("_", " ") for phase in PHASES), "mean batch"), rows) if rows else []
-
-
-def environment(document: Document) -> dict[str, str]:
-    fingerprint = document["fingerprint"]
-    return {"model hash": fingerprint["model"][:16], **fingerprint["facts"]}
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in (header, *rows)]
-    lines.insert(1, "  ".join("-" * width for width in widths))
-    return [line.rstrip() for line in lines]
-
-
-def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+def table_markdown(table: Table) -> list[str]:
     return [
-        "| " + " | ".join(header) + " |",
-        "|" + " --- |" * len(header),
-        *("| " + " | ".join(row) + " |" for row in escaped),
+        _markdown_row([column.name for column in table.columns]),
+        "|" + "|".join(_rule(column) for column in table.columns) + "|",
+        *(_markdown_row(row) for row in table.rows),
     ]
 
 
-def number(value: float | None, digits: int) -> str:
-    return UNKNOWN if value is None else f"{value:,.{digits}f}"
+def _rule(column: Column) -> str:
+    return " ---: " if column.numeric else " --- "
 
 
-def milliseconds(value_us: float | None) -> str:
-    return "too few" if value_us is None else f"{value_us / 1e3:.2f}"
+def _markdown_row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(escape(cell) for cell in cells) + " |"
 
 
-def megabytes(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value / 1e6:,.1f}"
+_SPECIAL = str.maketrans(
+    {character: f"\\{character}" for character in "\\`*_[]|~#"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
+)
 
 
-def percent(ratio: float) -> str:
-    return f"{(ratio - 1) * 100:+.1f}%"
+def escape(text: str) -> str:
+    """As text and nothing else: no markup, no HTML, no second table cell, no second line."""
+    return " ".join(text.split()).translate(_SPECIAL)
