@@ -45,7 +45,8 @@ def main() -> NoReturn:
     try:
         app(_arguments(sys.argv[1:]), standalone_mode=False)
         code = 0
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, typer.Abort):
+        # click makes an Abort of Ctrl-C.
         code = _complain(StudyInterrupted("interrupted", remedy="`resume` goes on with a study"), as_json=as_json)
     except OptimizerError as error:
         code = _complain(error, as_json=as_json)
@@ -55,8 +56,6 @@ def main() -> NoReturn:
         code = 0
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1
-    except typer.Abort:
-        code = 5
     except Exception as error:
         # click's usage errors know how to show themselves; anything else is a bug, and its traceback is the report.
         show = getattr(error, "show", None)
@@ -305,14 +304,21 @@ def status(
 def report(
     directory: StudyDirectory,
     html: Annotated[Path | None, typer.Option(metavar="FILE", help="Write one self-contained page.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     json_output: Json = False,
 ) -> None:
-    """A study as text, or as a page."""
+    """A study as text, as Markdown, or as a page. Finished or not."""
     from optimizer.tuning import report_document
 
     if html is not None and html.is_dir():
         raise InputError("is a directory", where=html, field="--html", remedy="name a file")
-    _show(report_document(directory, html), json_output)
+    document = report_document(directory, html)
+    if markdown and not json_output:
+        from optimizer.report.text import study_markdown
+
+        print(study_markdown(document), end="")
+    else:
+        _show(document, json_output)
 
 
 @app.command()

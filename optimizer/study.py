@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -65,14 +65,29 @@ def run_study(preparation: Preparation, progress: Progress) -> StudyResult:
 
 @contextlib.contextmanager
 def why_it_stopped(ledger: Ledger) -> Iterator[None]:
-    """Records what ended a study before its decision, so that its report tells the story to that point."""
+    """Records what ended a study before its decision, so that its report tells the story to that point.
+
+    Ctrl-C becomes :class:`StudyInterrupted`, which says what is kept and how to go on.
+    """
     try:
         yield
-    except (OptimizerError, KeyboardInterrupt) as error:
-        told = error.as_json() if isinstance(error, OptimizerError) else {"problem": "interrupted"}
-        with contextlib.suppress(EnvironmentFailure):
-            ledger.append("fact", "stopped", told)
+    except KeyboardInterrupt:
+        _tell_why(ledger, {"problem": "interrupted"})
+        screened, pairs = (len(list(ledger.records(kind))) for kind in ("screened", "pair"))
+        directory = ledger.path.parent
+        raise StudyInterrupted(
+            f"interrupted; {screened} screened candidates and {pairs} measured pairs are kept",
+            where=directory,
+            remedy=f"go on with it: triton-optimizer resume {directory}",
+        ) from None
+    except OptimizerError as error:
+        _tell_why(ledger, error.as_json())
         raise
+
+
+def _tell_why(ledger: Ledger, told: Mapping[str, object]) -> None:
+    with contextlib.suppress(EnvironmentFailure):
+        ledger.append("fact", "stopped", told)
 
 
 @contextlib.contextmanager
