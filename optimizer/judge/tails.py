@@ -43,19 +43,24 @@ class Tail:
 
 
 def compare_tails(
-    pairs: Sequence[tuple[Latencies, Latencies]], alpha: float, confidence: float, *, seed: int = 0
+    pairs: Sequence[tuple[Latencies, Latencies]],
+    alpha: float,
+    confidence: float,
+    *,
+    percentiles: Sequence[float] = PERCENTILES,
+    seed: int = 0,
 ) -> Tail | None:
     """``pairs`` hold the latencies (µs) of reference and candidate, one array a window.
 
-    The highest of :data:`PERCENTILES` that both arms support is compared; ``None`` where none is, or with fewer than
-    two pairs. The bounds are one-sided, each at level 1 − ``alpha``.
+    The first of ``percentiles`` that both arms support is compared; ``None`` where none is, or with fewer than two
+    pairs. The bounds are one-sided, each at level 1 − ``alpha``.
     """
     used = [(reference, candidate) for reference, candidate in pairs if len(reference) and len(candidate)]
     if len(used) < 2:
         return None
     arms = [_Pooled([pair[side] for pair in used]) for side in (0, 1)]
     requests = min(len(arm) for arm in arms)
-    percentile = next((each for each in PERCENTILES if requests * (1 - each / 100) >= BEYOND), None)
+    percentile = next((each for each in percentiles if requests * (1 - each / 100) >= BEYOND), None)
     if percentile is None:
         return None
     everything = np.ones(len(used))
