@@ -36,7 +36,7 @@ def check_explicit(url: str) -> None:
                     f"the server does not take loads on request ({error.problem})",
                     where=url,
                     field="--server-url",
-                    remedy="start it with --model-control-mode=explicit; one that polls may read a half-written version",
+                    remedy="start it with --model-control-mode=explicit: one that polls may read a model half written",
                 ) from None
             if error.status in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "UNIMPLEMENTED"):
                 raise WriteBackRefused(f"the server cannot be asked: {error.problem}", where=url) from None

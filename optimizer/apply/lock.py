@@ -54,12 +54,11 @@ class RepositoryLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Unlinked while it is held: whoever waits on this inode finds that the path has another one, and tries again.
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                self._path.unlink()
-        finally:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        # A file that cannot be unlinked is no lock: it is removed by the next command.
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        os.close(self._descriptor)
+        self._descriptor = -1
 
     def _acquired(self) -> bool:
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)

@@ -40,9 +40,7 @@ def rollback(repository: Path, model: str, *, server_url: str | None = None) -> 
             written = _latest(directory)
             journal = _journal(repository, written, server_url)
             _refuse_changed(repository, journal)
-            transaction.begin(repository, journal)
-            transaction.restore(repository, journal)
-            transaction.finish(repository, journal)
+            transaction.take_version_back(repository, journal)
     except OSError as error:
         raise WriteBackRefused(
             f"could not be taken back: {error.strerror or error}",

@@ -1,13 +1,14 @@
 """The file side of a write-back, forward and back. Knows nothing of studies, sandboxes and servers.
 
-Forward (:func:`begin`, :func:`stage_version`, :func:`carry_out`, :func:`finish`):
+Forward (:func:`write_version`):
 
 1. the journal, PREPARED; 2. the new version, complete and fsynced, outside of the repository; 3. the *pinned* config:
 what is there, with a version policy that names the versions served today; 4. the version directory comes in;
 5. the final config; 6. the journal, COMMITTED; 7. stage and journal go.
 
-Back (:func:`restore`): pinned config, version directory out, old config. A server that starts at any moment finds a
-model that loads and answers as it did, because a version that comes or goes is never one that the config selects.
+Back (:func:`take_version_back`, and whatever fails on the way forward): pinned config, version directory out, old
+config. A server that starts at any moment finds a model that loads and answers as it did, because a version that comes
+or goes is never one that the config selects.
 
 Every step looks at what is there first and refuses to touch what is neither the old, nor the pinned, nor the new state.
 So each function may be killed anywhere and called again.
@@ -19,7 +20,7 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -28,13 +29,14 @@ from optimizer.apply.journal import (
     Journal,
     State,
     Way,
+    journal_path,
     remove_journal,
     scratch_path,
     write_file,
     write_journal,
 )
 from optimizer.durable import fsync_directory, fsync_file, sha256_file
-from optimizer.errors import WriteBackRefused
+from optimizer.errors import OptimizerError, WriteBackRefused
 
 STAGE_MARK = ".triton-optimizer-"
 COPY_BYTES = 1 << 20
@@ -56,6 +58,64 @@ def config_path(repository: Path, journal: Journal) -> Path:
 
 def version_path(repository: Path, journal: Journal) -> Path:
     return repository / journal.model / str(journal.version)
+
+
+# Whole transactions, for whoever holds the lock
+
+
+def write_version(
+    repository: Path,
+    journal: Journal,
+    sources: Mapping[str, Path | bytes],
+    owner: Owner,
+    *,
+    check_staged: Callable[[Path], None] = lambda _: None,
+    verify: Callable[[], None] = lambda: None,
+    reload: Callable[[], None] = lambda: None,
+) -> None:
+    """``check_staged`` looks at the staged version before anything in the repository is touched but the journal,
+    ``verify`` at the finished state; either may raise. Everything is then taken back, and ``reload`` is called where
+    the final config had been there.
+
+    Raises what they raise, :class:`WriteBackRefused` for a foreign change, and ``OSError``.
+    """
+    try:
+        begin(repository, journal)
+        check_staged(stage_version(journal, sources, owner))
+        carry_out(repository, journal, owner)
+        verify()
+        finish(repository, journal)
+    except BaseException as error:
+        _take_back(repository, journal, error, reload)
+        raise
+
+
+def take_version_back(repository: Path, journal: Journal) -> None:
+    """A rollback. One that fails on the way is completed by the next command. Raises ``OSError``, and
+    :class:`WriteBackRefused` for a foreign change."""
+    begin(repository, journal)
+    restore(repository, journal)
+    finish(repository, journal)
+
+
+def _take_back(repository: Path, journal: Journal, error: BaseException, reload: Callable[[], None]) -> None:
+    """Where even that fails the journal stays, and the next command tries again."""
+    try:
+        if not journal_path(repository, journal.model).exists():
+            clean(repository, journal)
+            return
+        final = read_image(config_path(repository, journal)).data == journal.new.data
+        restore(repository, journal)
+        clean(repository, journal)
+    except (OSError, OptimizerError) as second:
+        problem = second.strerror if isinstance(second, OSError) else str(second)
+        raise WriteBackRefused(
+            f"{error}; and it could not be taken back now: {problem}",
+            where=repository / journal.model,
+            remedy="the journal is kept: run `triton-optimizer status` when the cause is gone, which undoes it",
+        ) from error
+    if final:
+        reload()
 
 
 # Forward
@@ -161,6 +221,9 @@ def version_differences(version: Path, files: Mapping[str, str], *, complete: bo
     """What is in a version directory and not in ``files``, or not the same; with ``complete``, what is missing too."""
     differences = []
     for folder, directories, names in os.walk(version):
+        if "__pycache__" in directories:
+            # A server that serves a model of the python backend leaves these.
+            directories.remove("__pycache__")
         for name in [*names, *(each for each in directories if (Path(folder) / each).is_symlink())]:
             path = Path(folder) / name
             relative = path.relative_to(version).as_posix()
@@ -241,7 +304,7 @@ def make_newest(path: Path, directory: Path) -> None:
     A server compares times only: where a copied model's lie in the future, an explicit load would find nothing new and
     report success all the same.
     """
-    newest = max((entry.lstat().st_mtime_ns for entry in directory.rglob("*")), default=0)
+    newest = max(entry.lstat().st_mtime_ns for entry in (directory, *directory.rglob("*")))
     status = path.stat()
     if status.st_mtime_ns <= newest:
         os.utime(path, ns=(status.st_atime_ns, newest + 1_000_000))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,14 +12,14 @@ from typing import Any
 
 from optimizer.accuracy.kept_references import load_references
 from optimizer.apply import checks, live, policy, transaction
-from optimizer.apply.journal import Image, Journal, Kind, journal_path
+from optimizer.apply.journal import Image, Journal, Kind
 from optimizer.apply.load_test import Tried, load_test
 from optimizer.apply.lock import RepositoryLock
 from optimizer.apply.provenance import provenance_bytes
 from optimizer.apply.recovery import settle_all
 from optimizer.apply.transaction import Owner
 from optimizer.durable import sha256_file
-from optimizer.errors import InputError, OptimizerError, WriteBackRefused
+from optimizer.errors import InputError, WriteBackRefused
 from optimizer.ledger import Ledger
 from optimizer.preparation import Preparation, references_file
 from optimizer.records.decision import Decision, Verdict
@@ -230,46 +229,33 @@ def _write(preparation: Preparation, winner: Winner, write: Write, held_out: Sam
         load_test=[f"held-out samples: {len(held_out)}", f"tolerance: {', '.join(preparation.settings.tolerance)}"],
     )  # fmt: skip
     journal = replace(journal, files={**journal.files, PROVENANCE_FILE: hashlib.sha256(provenance).hexdigest()})
-    try:
-        transaction.begin(repository, journal)
-        staged = transaction.stage_version(journal, {**write.sources, PROVENANCE_FILE: provenance}, write.owner)
-        lines = load_test(preparation, Tried(write.config_text, journal.version, staged, write.final.served), held_out)
+    plan = preparation.plan
+    lines: list[str] = []
+
+    def check_staged(staged: Path) -> None:
+        tried = Tried(write.config_text, journal.version, staged, write.final.served)
+        lines.extend(load_test(preparation, tried, held_out))
         # The test takes a while: whoever wrote to the model meanwhile is not overwritten.
         refuse_changed(preparation)
-        transaction.carry_out(repository, journal, write.owner)
+
+    def verify() -> None:
         if journal.server_url is not None:
-            plan = preparation.plan
-            lines += live.load_and_verify(
-                journal.server_url, journal.model, write.final.served, held_out, plan.tolerances, plan.datatypes,
-                {spec.name: spec.datatype for spec in plan.model.outputs},
+            lines.extend(
+                live.load_and_verify(
+                    journal.server_url, journal.model, write.final.served, held_out, plan.tolerances, plan.datatypes,
+                    {spec.name: spec.datatype for spec in plan.model.outputs},
+                )
             )  # fmt: skip
-        transaction.finish(repository, journal)
-    except BaseException as error:
-        _take_back(repository, journal, error)
-        raise
+
+    def reload() -> None:
+        if journal.server_url is not None:
+            live.load_again(journal.server_url, journal.model)
+
+    transaction.write_version(
+        repository, journal, {**write.sources, PROVENANCE_FILE: provenance}, write.owner,
+        check_staged=check_staged, verify=verify, reload=reload,
+    )  # fmt: skip
     return lines
-
-
-def _take_back(repository: Path, journal: Journal, error: BaseException) -> None:
-    """Where even that fails the journal stays, and the next command tries again."""
-    if not journal_path(repository, journal.model).exists():
-        # Not even the journal was written; a stage without one would never be found again.
-        shutil.rmtree(journal.stage, ignore_errors=True)
-        transaction.clean(repository, journal)
-        return
-    flipped = transaction.read_image(transaction.config_path(repository, journal)).data == journal.new.data
-    try:
-        transaction.restore(repository, journal)
-        transaction.clean(repository, journal)
-    except (OSError, OptimizerError) as second:
-        problem = second.strerror if isinstance(second, OSError) else str(second)
-        raise WriteBackRefused(
-            f"{error}; and it could not be taken back now: {problem}",
-            where=repository / journal.model,
-            remedy="the journal is kept: run `triton-optimizer status` when the cause is gone, which undoes it",
-        ) from error
-    if flipped and journal.server_url is not None:
-        live.load_again(journal.server_url, journal.model)
 
 
 # Documents
