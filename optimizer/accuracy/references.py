@@ -24,9 +24,10 @@ from optimizer.records.samples import Arrays, SampleSet
 
 GOLDEN, AS_FOUND, ONNXRUNTIME = "golden", "as-found", "onnxruntime-fp32"
 
-UNSTABLE = 0.02
+UNSTABLE = 0.1
 """Relative L2 between two answers of the reference to one sample above which it is called unstable where the user gave
-no tolerance. Rounding of TF32 and FP16, which differs between batch sizes, stays below a fifth of it."""
+no tolerance. Softmax near a tie enlarges rounding: an honest FP32 classifier (magika, ONNX Runtime on a CPU) moves by
+up to 0.018 between batches of 1 and 32 on 4,000 files, see benchmarks/results/magika_agreement.json."""
 
 REPEATED = 128
 """Samples that the reference is asked again."""
@@ -215,7 +216,7 @@ def check_stability(
 ) -> ReferenceCheck:
     """The reference, whose own answers are the samples' ``expected``, asked again: in another order, and in batches.
 
-    It must stay within the tolerances, or, without any, within a relative L2 of 2%. Outputs that are integers or texts
+    It must stay within the tolerances, or, without any, within a relative L2 of 10%. Outputs that are integers or texts
     must then be equal.
     """
     datatypes = {spec.name: spec.datatype for spec in model.outputs}

@@ -82,7 +82,7 @@ def test_golden_outputs_win_and_the_model_as_found_is_held_against_them(tiny: Mo
 
 
 def unstable(y: Array, _x: Array, request: int) -> Array:
-    return y * np.float32(1 + 0.05 * (request % 2))
+    return y * np.float32(1 + 0.2 * (request % 2))
 
 
 def batch_dependent(y: Array, _x: Array, _request: int) -> Array:
@@ -92,7 +92,7 @@ def batch_dependent(y: Array, _x: Array, _request: int) -> Array:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        (unstable, "asked again in another order, does not repeat its answers: output Y: rel_l2 loss 0.0"),
+        (unstable, "asked again in another order, does not repeat its answers: output Y: rel_l2 loss 0."),
         (batch_dependent, "asked in batches, does not repeat its answers"),
         (lambda y, _x, _n: np.where(y > 2, np.nan, y).astype(np.float32), "of sample .* has NaN in"),
         (lambda y, _x, n: y if n < 4 else "INTERNAL: boom", "cannot answer sample tune3: INTERNAL: boom"),
