@@ -306,9 +306,8 @@ def make_newest(path: Path, directory: Path) -> None:
     """
     newest = max(entry.lstat().st_mtime_ns for entry in (directory, *directory.rglob("*")))
     status = path.stat()
-    if status.st_mtime_ns <= newest:
-        os.utime(path, ns=(status.st_atime_ns, newest + 1_000_000))
-        fsync_file(path)
+    os.utime(path, ns=(status.st_atime_ns, max(status.st_mtime_ns, newest + 1_000_000)))
+    fsync_file(path)
 
 
 def _take_out(journal: Journal, version: Path) -> None:

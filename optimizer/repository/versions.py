@@ -146,11 +146,15 @@ def size_bytes(directory: Path) -> int:
 
 
 def version_files(directory: Path) -> list[Path]:
-    """Every file below a version directory, links followed, provenance left out, sorted by relative name."""
+    """Every file below a version directory, links followed, sorted by relative name. Left out are provenance, and the
+    bytecode that a server writes beside a model of the python backend: a version that was served is still the same.
+    """
     if not directory.is_dir():
         return []
     return sorted(
         path
         for path in directory.rglob("*")
-        if path.is_file() and path.relative_to(directory).as_posix() != PROVENANCE_FILE
+        if path.is_file()
+        and path.relative_to(directory).as_posix() != PROVENANCE_FILE
+        and "__pycache__" not in path.relative_to(directory).parts
     )

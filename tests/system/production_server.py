@@ -44,7 +44,10 @@ def production_server(
     workdir.mkdir(parents=True, exist_ok=True)
     private = _local.PrivateDirectory(workdir)
     command = embedded._command(  # type: ignore[attr-defined]
-        embedded._distribution(), embedded._interpreter(None), private, SandboxOptions(workdir=workdir)  # type: ignore[attr-defined]
+        embedded._distribution(),
+        embedded._interpreter(None),
+        private,
+        SandboxOptions(workdir=workdir),  # type: ignore[attr-defined]
     )
     ports = _local.free_ports(3)
     arguments = [

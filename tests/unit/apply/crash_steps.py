@@ -52,7 +52,9 @@ def steps_of(job: str, repository: Path, way: str) -> list[Step]:
             continue
         call = match.group(1)
         counts[call] += 1
-        if str(repository.parent) in line and not (call == "openat" and "O_CREAT" not in line and "O_TRUNC" not in line):
+        if str(repository.parent) in line and not (
+            call == "openat" and "O_CREAT" not in line and "O_TRUNC" not in line
+        ):
             steps.append(Step(call, counts[call]))
     return steps
 
