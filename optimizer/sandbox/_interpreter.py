@@ -91,7 +91,17 @@ def examine(python: str) -> Interpreter:
         base_prefix=Path(answer["base_prefix"]),
         version=answer["version"],
         full_version=answer["full_version"],
-        library=find_library(answer["version"], [answer["libdir"], *_LIBRARY_DIRECTORIES], where=python),
+        library=find_library(
+            answer["version"],
+            # A Python that was moved (a relocatable build, PYTHONHOME) no longer knows where its library is.
+            [
+                answer["libdir"],
+                str(Path(answer["base_prefix"]) / "lib"),
+                *os.environ.get("LD_LIBRARY_PATH", "").split(":"),
+                *_LIBRARY_DIRECTORIES,
+            ],
+            where=python,
+        ),
         sites=tuple(answer["sites"]),
         path=tuple(answer["path"]),
         packages={name: answer[name] for name in ("numpy", "onnxruntime", "tensorrt") if answer[name]},
