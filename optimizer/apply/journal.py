@@ -218,6 +218,9 @@ def read_journal(repository: Path, model: str) -> Journal | None:
             remedy="it is written whole or not at all, so somebody has changed it: compare the model's files by hand, "
             "then remove it",
         ) from None
+    if journal.way is Way.RENAME:
+        # The repository may be seen under another path than the writer's, in another container.
+        journal = replace(journal, stage=str(repository.parent / Path(journal.stage).name))
     return replace(journal, model=model)
 
 

@@ -20,8 +20,10 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "apply"))
 
 from crash_steps import FAULTS, break_and_recover, break_recovery, missing, new_world, steps_of
+from power_cut import replay
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results" / "write_back_crashes.json"
+POWER_CUTS = RESULTS.with_name("write_back_power_cuts.json")
 RECOVERED_STATES = 7
 """Every so many-th state that a kill leaves has its recovery stepped through, beginning with another call each time."""
 
@@ -60,18 +62,34 @@ def test_every_system_call_may_fail(tmp_path: Path, capsys: pytest.CaptureFixtur
             with capsys.disabled():
                 print(row, flush=True)
     assert all(row["other_tree"] == 0 for row in rows)
-    RESULTS.write_text(
-        json.dumps(
-            {
-                "command": "make soak (tests/soak/test_apply_crash_soak.py)",
-                "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}",
-                "python": platform.python_version(),
-                "seed": "none: every call in order",
-                "minutes": round((time.time() - started) / 60, 1),
-                "broken_runs": sum(row["system_calls"] for row in rows),
-                "rows": rows,
-            },
-            indent=1,
-        )
-        + "\n"
-    )
+    facts = {"broken_runs": sum(row["system_calls"] for row in rows), "rows": rows}
+    _write(RESULTS, started, facts)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_the_power_may_be_cut_after_every_system_call(tmp_path: Path) -> None:
+    problem = missing()
+    if problem:
+        pytest.skip(problem)
+    started = time.time()
+    rows = []
+    for way in ("rename", "in_place"):
+        for job in ("apply", "rollback"):
+            trees = replay(tmp_path / "world", job, way)
+            states = sum(trees.values())
+            rows.append({"job": job, "way": way, "states": states, "old_tree": trees["old"], "new_tree": trees["new"]})
+    assert all(row["states"] == row["old_tree"] + row["new_tree"] for row in rows)
+    _write(POWER_CUTS, started, {"rows": rows})
+
+
+def _write(path: Path, started: float, facts: dict[str, Any]) -> None:
+    document = {
+        "command": "make soak (tests/soak/test_apply_crash_soak.py)",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}",
+        "python": platform.python_version(),
+        "seed": "none: every call in order",
+        "minutes": round((time.time() - started) / 60, 1),
+        **facts,
+    }
+    path.write_text(json.dumps(document, indent=1) + "\n")

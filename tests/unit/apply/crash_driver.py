@@ -1,7 +1,7 @@
 """The file side of apply, rollback and recovery as a program of its own, to be killed at any system call.
 
-``crash_driver.py apply|rollback|recover REPOSITORY WAY``; WAY is ``rename`` or ``in_place``. Exit status 0 done, 6 for a
-refusal or an error that was taken back.
+``crash_driver.py apply|rollback|recover REPOSITORY WAY``; WAY is ``rename`` or ``in_place``. Exit status 0 done, 6 for
+a refusal or an error that was taken back.
 """
 
 from __future__ import annotations
