@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,7 @@ def build(
 
     Raises :class:`BuildError`.
     """
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")  # seconds of TensorRT 8.6's start
     import tensorrt as trt
 
     recipe = json.dumps([trt.__version__, [dict(p) for p in profiles], list(flags), level, dict(shape_values or {})])

@@ -10,6 +10,8 @@ from optimizer.records.engine import BuildFailureReason
 
 # Order matters: a missing implementation is often the consequence of too little memory, which the log says first.
 _LOG_SIGNS: tuple[tuple[BuildFailureReason, str], ...] = (
+    # A version compatible plan carries the lean runtime, which some installations leave out.
+    (BuildFailureReason.NOT_AVAILABLE, r"Unable to load library: \S*libnvinfer_(?:lean|dispatch)"),
     (BuildFailureReason.NO_SPACE, r"No space left on device|ENOSPC"),
     (
         BuildFailureReason.OUT_OF_MEMORY,

@@ -84,6 +84,18 @@ def _operation(module: Any, layer: Any) -> str:
     return str(layer.op).rsplit(".", 1)[-1].lower()
 
 
+def allow_shared_profiles(module: Any, config: Any) -> bool:
+    """Lets several execution contexts use one profile, which instances and CUDA graphs need before TensorRT 10.
+
+    Later releases always allow it and have no such feature. Returns whether the builder took it.
+    """
+    feature = getattr(getattr(module, "PreviewFeature", None), "PROFILE_SHARING_0806", None)
+    if feature is None or not hasattr(config, "set_preview_feature"):
+        return False
+    config.set_preview_feature(feature, True)
+    return bool(config.get_preview_feature(feature))
+
+
 def apply_builder(module: Any, config: Any, have: Capabilities, settings: Mapping[str, str]) -> dict[str, str]:
     """Sets builder knobs by name; returns what the config says afterwards. Raises :class:`NotAvailable`."""
     taken = {}

@@ -30,20 +30,43 @@ class TimingCache:
         self._log = log
         self.status = "new"
         self._cache: Any = None
+        self._made: list[Any] = []
+        """A config may still point to a cache that it refused: none of them may go before the build."""
 
     def attach(self, config: Any) -> None:
         data = self.path.read_bytes() if self.path.exists() else b""
+        before = len(self._log)
         if data:
-            before = len(self._log)
-            self._cache = _try(config, data)
+            self._cache = self._take(config, data, mismatch=False)
             # Some releases take any bytes, say in the log that they are of no use, and go on with an empty cache.
             if self._cache is not None and not _rejected(self._log[before:]):
                 self.status = f"loaded {len(data)} bytes"
                 return
+            if not _rejected(self._log[before:]):
+                # The file's name already stands for GPU, driver and release, so a mismatch of what TensorRT compares
+                # besides is none.
+                self._cache = self._take(config, data, mismatch=True)
+                if self._cache is not None and not _rejected(self._log[before:]):
+                    self.status = f"loaded {len(data)} bytes, past TensorRT's own comparison"
+                    return
             self.status = f"incompatible cache set aside as {set_aside(self.path).name}"
-        self._cache = _try(config, b"")
+        self._cache = self._take(config, b"", mismatch=False)
         if self._cache is None:
-            self.status = "not taken by the builder"
+            self.status += "; no cache was taken by the builder"
+        said = "; ".join(self._log[before:])[:300]
+        if said:
+            self.status += f" ({said})"
+
+    def _take(self, config: Any, data: bytes, *, mismatch: bool) -> Any:
+        cache = _create(config, data)
+        if cache is None:
+            return None
+        self._made.append(cache)
+        try:
+            taken = config.set_timing_cache(cache, mismatch)
+        except (RuntimeError, ValueError):
+            return None
+        return None if taken is False else cache
 
     def save(self, config: Any) -> None:
         """Merges with what another build has written meanwhile. A cache that cannot be written costs only time."""
@@ -72,17 +95,6 @@ def set_aside(path: Path) -> Path:
     with contextlib.suppress(FileNotFoundError):
         path.rename(target)
     return target
-
-
-def _try(config: Any, data: bytes) -> Any:
-    cache = _create(config, data)
-    if cache is None:
-        return None
-    try:
-        taken = config.set_timing_cache(cache, False)
-    except (RuntimeError, ValueError):
-        return None
-    return None if taken is False else cache
 
 
 def _create(config: Any, data: bytes) -> Any:

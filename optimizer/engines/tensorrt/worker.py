@@ -48,6 +48,8 @@ def main(arguments: list[str]) -> int:
     # TensorRT itself writes to stdout: keep the real one for the result and let everything else go to the log.
     stdout = os.dup(1)
     os.dup2(2, 1)
+    # TensorRT 8.6 loads every kernel it has at its start, seconds of each build, unless CUDA is told otherwise.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
     source = sys.stdin.read() if arguments[0] == "-" else Path(arguments[0]).read_text(encoding="utf-8")
     request = json.loads(source)
     result = answer(request)
@@ -101,7 +103,7 @@ def build(module: Any, have: capabilities.Capabilities, request: dict[str, Any],
     config = builder.create_builder_config()
     if hasattr(module, "ProfilingVerbosity"):
         config.profiling_verbosity = getattr(module.ProfilingVerbosity, str(request.get("verbosity", "DETAILED")))
-    taken: dict[str, Any] = {}
+    taken: dict[str, Any] = {"shared_profiles": settings.allow_shared_profiles(module, config)}
     precision = str(request.get("precision", "tf32"))
     taken["flags"] = settings.apply_precision(
         module, config, have, precision, tuple(request.get("quantized") or ()), bool(request.get("rewritten"))
