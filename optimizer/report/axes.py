@@ -156,7 +156,7 @@ def _path(corners: Sequence[tuple[float, float]]) -> Markup:
     return element("path", d="M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in corners) + "Z")
 
 
-def shorten(label: str, width: float, per_character: float = 6.6) -> str:
+def shorten(label: str, width: float, per_character: float = 7.3) -> str:
     """As much of a text as fits; the whole of it stands in the table and in the tip."""
     fits = max(4, int(width / per_character))
     return label if len(label) <= fits else label[: fits - 1] + "…"

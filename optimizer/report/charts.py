@@ -8,7 +8,7 @@ colours themselves are in ``page.css``). Gains are drawn on logarithmic axes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from optimizer.records.route import AS_FOUND
@@ -125,15 +125,11 @@ def _plain(value: float) -> str:
     return f"{value:,.10g}" if value < 1e5 else f"{value / 1e3:,.6g}k"
 
 
-def roles_shown(document: Document) -> list[str]:
-    present = {findings.role(row) for row in findings.measured(document)}
-    return [role for role in reversed(_ORDER) if role in present]
-
-
-def key_of_roles(document: Document) -> Markup:
-    """What the shapes mean, as HTML beside a chart."""
+def key_of_roles(rows: Iterable[Row]) -> Markup:
+    """What the shapes of ``rows`` mean, as HTML beside a chart."""
+    present = {findings.role(row) for row in rows}
     items = []
-    for role in roles_shown(document):
+    for role in (role for role in reversed(_ORDER) if role in present):
         shape = mark(role, 9, 9, 0.9)
         icon = element("svg", shape, viewBox="0 0 18 18", class_=f"p {class_of(role)}", aria_hidden="true")
         items.append(element("span", icon, role, class_="key"))
@@ -195,6 +191,9 @@ def confirmation(document: Document, width: float) -> Markup | None:
         y = top + position * step
         told = interval(one.interval)
         name = f"{one.finalist['label']} against {one.reference}"
+        # The lines of comparison leave the names free.
+        marks.append(line(x(1.0), y + 20, x(1.0), y + step - 6, "zero"))
+        marks.append(line(x(wanted), y + 20, x(wanted), y + step - 6, "wanted") if wanted > 1 else None)
         space = width - 40 - 6.8 * len(told)
         marks.append(text(left, y + 14, shorten(name, space), "direct"))
         marks.append(text(right, y + 14, told, "direct", "end"))
@@ -214,18 +213,18 @@ def confirmation(document: Document, width: float) -> Markup | None:
     return chart(
         width, bottom + 44, "Confirmation pairs and intervals",
         x_axis(x, ticks, top, bottom, "gain in a fresh pair", gain_text),
-        line(x(1.0), top - 6, x(1.0), bottom, "zero"), _wanted(x, wanted, top, bottom), *marks,
+        _wanted(x, wanted, top), *marks,
     )  # fmt: skip
 
 
-def _wanted(x: Scale, wanted: float, top: float, bottom: float) -> Markup | None:
+def _wanted(x: Scale, wanted: float, top: float) -> Markup | None:
     if wanted <= 1:
         return None
-    at = x(wanted)
-    says = f"asked for: {percent(wanted)}"
-    end = at > (x.start + x.end) / 2
-    label = text(at - 4 if end else at + 4, top - 14, says, "hint", "end" if end else "start")
-    return join([line(at, top - 12, at, bottom, "wanted"), label])
+    at, up = x(wanted), top - 18
+    # The text goes to the side where there is room.
+    side, anchor = (-1, "end") if at > (x.start + x.end) / 2 else (1, "start")
+    label = text(at + 10 * side, top - 14, f"asked for: {percent(wanted)}", "hint", anchor)
+    return join([line(at, up, at, top, "wanted"), line(at, up, at + 7 * side, up, "wanted"), label])
 
 
 def race(document: Document, width: float) -> Markup | None:
@@ -247,7 +246,7 @@ def race(document: Document, width: float) -> Markup | None:
     places: dict[str, tuple[float, float]] = {}
     for position, turns in enumerate(rounds):
         center = left + column * (position + 0.5)
-        spread = min(column * 0.36, 4.0 * len(turns))
+        spread = min(column * 0.4, 14.0 * len(turns))
         for index, turn in enumerate(turns):
             if turn.ratio is None:
                 continue
@@ -270,6 +269,9 @@ def race(document: Document, width: float) -> Markup | None:
             told = f"{len(turns):,} × {pairs / len(turns):.2g}"
         if column > 90:
             marks.append(text(center, bottom + 34, told, "hint", "middle"))
+    for candidate, (px, py) in places.items():
+        if findings.role(rows[candidate]) == "winner":
+            marks.append(text(px, py - 12, "winner", "direct", "middle"))
     return chart(
         width, height, f"The race in {len(rounds)} rounds",
         text(left - 52, 14, "mean gain over the reference so far", "axis"),
@@ -307,7 +309,7 @@ def knobs(document: Document, width: float) -> Markup | None:
         marks.append(text(16, y, shorten(told, left - 26), "tick"))
         marks.append(line(x(1.0), y - 4, px, y - 4, "stem"))
         says = f"{knob}={value.value}\nmean race gain {percent(value.ratio)} over {value.candidates:,} candidates"
-        marks.append(point(circle(px, y - 4, 4.5), says, "finalist" if value.ratio > 1 else "candidate"))
+        marks.append(point(circle(px, y - 4, 4.5), says, "value"))
         marks.append(text(width - 4, y, percent(value.ratio), "tick", "end"))
     return chart(
         width, bottom + 44, "Gain per knob in the race",
@@ -317,6 +319,7 @@ def knobs(document: Document, width: float) -> Markup | None:
 
 
 _LEAST_EXCESS, _MOST_EXCESS = 1e-4, 1e2
+MANY_MARKS = 30
 
 
 def accuracy(document: Document, width: float) -> Markup | None:
@@ -330,18 +333,24 @@ def accuracy(document: Document, width: float) -> Markup | None:
                     found.setdefault(name, []).append((row, parity, output))
     if not found:
         return None
-    step, top, left, right = 46.0, 30.0, 34.0, width - 22
+    step, top, left, right = 52.0, 30.0, 34.0, width - 22
     bottom = top + step * len(found)
     x = Scale(_LEAST_EXCESS, _MOST_EXCESS, left, right, log=True)
     marks: list[Child] = []
     for position, (name, judged) in enumerate(found.items()):
         y = top + position * step
         marks.append(text(left, y + 14, shorten(name, right - left), "direct"))
-        for row, parity, output in judged:
+        judged.sort(key=lambda one: _ORDER.index(findings.role(one[0])))
+        for index, (row, parity, output) in enumerate(judged):
             told = f"{output['metric']} loss {loss(output['loss'])} on {parity['sample_set']}"
             says = f"{row['label']}\n{told}, tolerance {loss(output['threshold'])}"
             role = findings.role(row)
-            marks.append(point(mark(role, x(findings.excess(output)), y + 29, 0.8), says, class_of(role)))
+            # Many at one place are spread a little, so that their number can be seen.
+            beside = (
+                (index * 7 % 15 - 7) * 1.1 if len(judged) > MANY_MARKS and role in ("candidate", "rejected") else 0.0
+            )
+            shape = mark(role, x(findings.excess(output)), round(y + 31 + beside, 1), 0.8)
+            marks.append(point(shape, says, class_of(role)))
 
     def name_of(tick: float) -> str:
         return "none" if tick <= _LEAST_EXCESS else f"{tick:g}×"

@@ -105,6 +105,18 @@ def role(row: Row) -> str:
     return "candidate" if row["route"] else "default route"
 
 
+_PLACES = {"as found": 0, "default route": 1, "winner": 2, "finalist": 3, "candidate": 4, "rejected": 5}
+
+
+def best_first(document: Document) -> list[Row]:
+    """What is there, the default, the winner, finalists by confirmed gain, then as far as they came in the race."""
+
+    def place(row: Row) -> tuple[float, ...]:
+        return (_PLACES[role(row)], -_ratio(confirmed_gain(row)), -row["race_pairs"], -(row["race_ratio"] or 0.0))
+
+    return sorted(document["candidates"], key=place)
+
+
 def compared(document: Document) -> list[tuple[str, Row]]:
     """As found, the default route, and the winner (or the best finalist, or the best of the race), as far as known."""
     chosen = [("as found", as_found(document)), ("default", default(document))]

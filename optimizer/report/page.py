@@ -21,7 +21,7 @@ from optimizer.report.markup import Child, Markup, element, join
 from optimizer.report.numbers import interval, milliseconds, percent, rate
 from optimizer.report.sections import Column, Section, Table
 
-WIDE, NARROW = 900.0, 358.0
+WIDE, NARROW = 1000.0, 358.0
 MANY_ROWS = 12
 """Tables with more rows get a filter."""
 
@@ -44,7 +44,7 @@ _OPEN = frozenset({"decision", "candidates", "left-out", "time", "environment"})
 
 _SHORT_TITLES = {
     "left-out": "Left out", "time": "Time", "knobs": "Knobs", "engines": "Builds", "noise": "Noise",
-    "budget": "Budget", "reproduce": "Reproduce", "race": "Race",
+    "budget": "Budget", "reproduce": "Reproduce", "race": "Race", "next": "Next",
 }  # fmt: skip
 
 
@@ -121,16 +121,15 @@ def _verdict(document: Document) -> tuple[str, str]:
 
 def _section(document: Document, section: Section) -> Markup:
     figures = [_figure(draw, document, caption) for draw, caption in _CHARTS.get(section.key, ())]
-    keys = {"candidates": charts.key_of_roles, "accuracy": charts.key_of_roles, "race": charts.key_of_roles}
-    key: Markup | None = charts.key_of_phases() if section.key == "time" else None
-    if section.key in keys and any(figures):
-        key = keys[section.key](document)
+    key = _key(document, section.key) if any(figures) else None
     lines: list[Child] = [element("p", line) for line in section.lines]
     if section.key == "decision":
         lines[:1] = [_decision(document, section.lines[0])]
     tables = [_table(table) for table in section.tables]
     if section.key not in _OPEN and any(figures) and tables:
         tables = [element("details", element("summary", "Numbers as a table"), *tables)]
+    if section.key == "left-out" and len(tables) > 1:
+        tables[1:] = [element("details", element("summary", "Each of them"), *tables[1:])]
     return element(
         "section",
         element("h2", section.title, id=section.key) if section.key != "decision" else None,
@@ -144,11 +143,24 @@ def _section(document: Document, section: Section) -> Markup:
     )
 
 
+def _key(document: Document, key: str) -> Markup | None:
+    rows = document["candidates"]
+    if key == "time":
+        return charts.key_of_phases()
+    if key == "candidates":
+        return charts.key_of_roles(findings.measured(document))
+    if key == "race":
+        return charts.key_of_roles(row for row in rows if row["race_pairs"])
+    if key == "accuracy":
+        return charts.key_of_roles(row for row in rows if row["parity"])
+    return None
+
+
 def _decision(document: Document, sentence: str) -> Markup:
     class_, word = _verdict(document)
     return join(
         [
-            element("div", element("b", word), element("p", sentence), class_=f"verdict {class_}"),
+            element("div", element("b", word), element("p", _words(sentence)), class_=f"verdict {class_}"),
             _key_figures(document),
         ]
     )
@@ -191,7 +203,8 @@ def _figure(draw: Draw, document: Document, caption: str) -> Markup | None:
 
 def _table(table: Table) -> Markup:
     head = element("tr", *(_heading(column) for column in table.columns))
-    largest = {place: _largest(table, place) for place, column in enumerate(table.columns) if column.name in _BARS}
+    bars = table.columns[0].name == "engine"
+    largest = {place: _largest(table, place) for place, column in enumerate(table.columns) if bars and column.numeric}
     rows = [
         element(
             "tr", *(_cell(column, cell, largest.get(place)) for place, (column, cell) in enumerate(_cells(table, row)))
@@ -216,7 +229,6 @@ def _cells(table: Table, row: tuple[str, ...]) -> list[tuple[Column, str]]:
 
 _ROUTES = frozenset({"candidate", "finalist", "first candidate", "ahead after it", "knob", "value", "sha256", "engine"})
 _LONG = frozenset({"what happened", "verdict", "builder, or why it failed", "for example", "loss by tag, worst first"})
-_BARS = frozenset({"build s", "size MB", "device memory MB"})
 _GOOD = frozenset({"winner", "accepted", "passed"})
 _BAD = frozenset({"rejected", "failed"})
 
@@ -236,13 +248,29 @@ def _cell(column: Column, cell: str, largest: float | None) -> Markup:
         classes.append("long")
     if column.name in ("state", "verdict"):
         classes += ["good"] if cell in _GOOD else ["bad"] if cell in _BAD else []
+    content: Child = _words(cell) if "route" in classes else cell
     style = None
     if largest:
         value = _value(cell)
         if value is not None:
             classes.append("bar")
             style = f"--part: {value / largest:.0%}"
-    return element("td", cell, class_=" ".join(classes) or None, style=style)
+    return element("td", content, class_=" ".join(classes) or None, style=style)
+
+
+def _words(text: str) -> Markup:
+    """Lines break between a route's assignments, and not behind the dash that begins one."""
+    return join(
+        (
+            (element("span", word, class_="word") if word[0] == "-" and len(word) <= MOST_UNBROKEN else word)
+            for word in text.split()
+        ),
+        " ",
+    )
+
+
+MOST_UNBROKEN = 34
+"""Characters that a phone shows in one line."""
 
 
 def _largest(table: Table, place: int) -> float:

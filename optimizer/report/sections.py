@@ -103,11 +103,13 @@ def decision(document: Document) -> Section:
 
 
 def _finalists(finalists: Sequence[Row]) -> Table:
+    # Where the default route is what is there, or nothing else was measured, one gain says it.
+    both = any(one["gain_over_default"] not in (None, one["gain_over_as_found"]) for one in finalists)
     rows = tuple(
         (
             one["label"],
             interval(one["gain_over_as_found"]),
-            interval(one["gain_over_default"]),
+            *([interval(one["gain_over_default"])] if both else []),
             interval(one["p99_ratio"]),
             str((one["gain_over_as_found"] or one["gain_over_default"] or {"pairs": 0})["pairs"]),
             "accepted" if one["accepted"] else one["reason"],
@@ -124,8 +126,9 @@ def _finalists(finalists: Sequence[Row]) -> Table:
         0.95,
     )
     columns = (
-        Column("finalist"), Column("gain over as found", True), Column("gain over default", True, 2),
-        Column("p99", True, 1), Column("pairs", True, 3), Column("verdict"),
+        Column("finalist"), Column("gain over as found", True),
+        *([Column("gain over default", True, 2)] if both else []),
+        Column("tail latency", True, 1), Column("pairs", True, 3), Column("verdict"),
     )  # fmt: skip
     note = f"From fresh pairs. Each bound of an interval holds at {confidence:.0%}, for all finalists together."
     return Table(columns, rows, "Finalists", note)
@@ -146,7 +149,7 @@ CANDIDATE_COLUMNS = (
 
 
 def candidates(document: Document) -> Section | None:
-    rows = document["candidates"]
+    rows = findings.best_first(document)
     if not rows:
         return None
     shown = findings.latency(document)
@@ -188,7 +191,7 @@ def candidate_cells(row: Row, shown: findings.Latency) -> list[str]:
     ]
 
 
-MOST_ROUTES_A_REASON = 200
+FEW = 3
 
 
 def left_out(document: Document) -> Section | None:
@@ -196,16 +199,23 @@ def left_out(document: Document) -> Section | None:
     if not reasons:
         return None
     count = sum(len(reason.rows) for reason in reasons)
-    rows = tuple(
-        (f"{reason.stage}: {reason.code}", str(len(reason.rows)), row["label"], one_line(row["reason"]))
-        for reason in reasons
-        for row in reason.rows[:MOST_ROUTES_A_REASON]
-    )
-    columns = (Column("reason"), Column("candidates", True, 2), Column("candidate"), Column("what happened"))
-    more = sum(max(0, len(reason.rows) - MOST_ROUTES_A_REASON) for reason in reasons)
-    note = f"{more} more are not listed here; --json lists all." if more else ""
     line = f"{plural(count, 'candidate')} left the comparison, and {'is' if count == 1 else 'are'} not ranked."
-    return Section("left-out", "Left the comparison", (line,), (Table(columns, rows, note=note),))
+    by_reason = Table(
+        (Column("reason"), Column("candidates", True), Column("for example")),
+        tuple(
+            (f"{reason.stage}: {reason.code}", f"{len(reason.rows):,}", one_line(reason.rows[0]["reason"]))
+            for reason in reasons
+        ),
+    )
+    each = Table(
+        (Column("candidate"), Column("reason", rank=1), Column("what happened")),
+        tuple(
+            (row["label"], f"{reason.stage}: {reason.code}", one_line(row["reason"]))
+            for reason in reasons
+            for row in reason.rows
+        ),
+    )
+    return Section("left-out", "Left the comparison", (line,), (each,) if count <= FEW else (by_reason, each))
 
 
 def where_time_goes(document: Document) -> Section | None:
