@@ -58,7 +58,7 @@ def study(repository: Path, directory: Path) -> Preparation:
     """Two instances win over one."""
     settings = parse_settings(
         {
-            "tolerance": ["*:lInf<=1e-2"],
+            "tolerance": ["*:lInf<=0.5"],
             "inputs": {"synthetic_count": 12},
             "builder": {"family": "unchanged"},
             "search": {"routes": "-instances=[1|2]"},
