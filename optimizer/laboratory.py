@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from optimizer.accuracy.validator import Answer, FailedAnswer, validate
 from optimizer.engines._base import BuildRequest, EngineFamily
@@ -188,7 +188,7 @@ class StudyLaboratory:
             shapes=request_shapes(plan.tune),
             options=plan.builder_options or {},
         )
-        self.progress("build", engine=engine_id, route=candidate.build_route.text)
+        self._tell("build", engine=engine_id, route=candidate.build_route.text)
         try:
             built = plan.family.build(request, plan.calibration)
         except OSError as error:
@@ -204,6 +204,10 @@ class StudyLaboratory:
         else:
             self.ledger.save("build", engine_id, built)
             self._engines[engine_id] = built
+            self._tell(
+                "built", engine=engine_id, route=candidate.build_route.text, build_s=built.build_s,
+                size_bytes=built.size_bytes,
+            )  # fmt: skip
         return built
 
     def config(self, candidate: Candidate, engine: Engine | None) -> ModelConfig:
@@ -242,7 +246,7 @@ class StudyLaboratory:
             return None
         self.budget.check()
         self.remember(candidate)
-        self.progress("screen", candidate=candidate.id, route=candidate.label)
+        self._tell("screen", candidate=candidate.id, route=candidate.label)
         rejection = self._screen(candidate)
         if rejection is not None:
             self.reject(rejection)
@@ -354,7 +358,7 @@ class StudyLaboratory:
                 stand.revive()
         pair = make_pair(measured["candidate"], measured["reference"], self.plan.objective, purpose, index)
         self.ledger.save("pair", key, pair)
-        self.progress(
+        self._tell(
             "pair", candidate=candidate.id, route=candidate.label, purpose=purpose, index=index,
             log_ratio=pair.log_ratio, usable=pair.usable, throughput=pair.candidate_throughput,
             reference_throughput=pair.reference_throughput,
@@ -398,10 +402,15 @@ class StudyLaboratory:
 
     def reject(self, rejection: Rejection) -> None:
         self.ledger.save("rejection", rejection.candidate_id, rejection)
-        self.progress(
-            "rejected", candidate=rejection.candidate_id, stage=rejection.stage.value, code=rejection.code,
-            message=rejection.message,
+        facts = self.ledger.get("candidate", rejection.candidate_id) or {}
+        self._tell(
+            "rejected", candidate=rejection.candidate_id, route=facts.get("label", rejection.candidate_id),
+            stage=rejection.stage.value, code=rejection.code, message=rejection.message,
         )  # fmt: skip
+
+    def _tell(self, kind: str, **facts: Any) -> None:
+        """Progress, with the time that is left."""
+        self.progress(kind, **facts, spent_s=round(self.budget.spent.wall_s, 1), limit_s=self.budget.wall_s)
 
     def caveats_of(self, candidate: Candidate) -> tuple[str, ...]:
         """What its engine and its config say about themselves."""

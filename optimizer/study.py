@@ -110,7 +110,11 @@ def open_laboratory(preparation: Preparation, ledger: Ledger, progress: Progress
         return stand()
 
     budget = open_budget(preparation, ledger)
-    progress("stage", text=f"starting the sandbox ({preparation.launcher.name}: {preparation.why['sandbox']})")
+    progress(
+        "stage",
+        stage="sandbox",
+        text=f"starting the sandbox ({preparation.launcher.name}: {preparation.why['sandbox']})",
+    )
     with stand() as common:
         facts = {**common.info.facts, "launcher": common.info.launcher, "version": common.info.version}
         ledger.append("fact", "server", facts)
@@ -139,7 +143,7 @@ def open_budget(preparation: Preparation, ledger: Ledger) -> Budget:
 def establish_references(laboratory: StudyLaboratory, preparation: Preparation) -> None:
     """As-found answers, rightly and stably; every sample gets its expected outputs; the default route is tried."""
     plan, progress = laboratory.plan, laboratory.progress
-    progress("stage", text=f"loading {plan.model.name} as found")
+    progress("stage", stage="references", text=f"loading {plan.model.name} as found")
     laboratory.remember(laboratory.as_found)
     failure = laboratory.stand.serve(laboratory.deployment(laboratory.as_found, None), pin=True)
     if failure is not None:
@@ -152,7 +156,7 @@ def establish_references(laboratory: StudyLaboratory, preparation: Preparation) 
             )
         laboratory.as_found_served = False
         progress("warning", text=f"as-found cannot be served here: {failure.message}")
-    progress("stage", text=f"reference outputs for {len(plan.tune)} + {len(plan.held_out)} samples")
+    progress("stage", stage="references", text=f"reference outputs for {len(plan.tune)} + {len(plan.held_out)} samples")
     tune, held_out = with_references(
         (plan.tune, plan.held_out),
         plan.model,
@@ -194,9 +198,8 @@ def establish_default(laboratory: StudyLaboratory) -> None:
 def measure_noise(laboratory: StudyLaboratory, preparation: Preparation) -> Noise:
     """A/A pairs: the reference against a second copy of itself."""
     reference = laboratory.default
-    laboratory.progress(
-        "stage", text=f"measuring noise: {preparation.settings.judge.noise_pairs} pairs of the reference"
-    )
+    wanted = preparation.settings.judge.noise_pairs
+    laboratory.progress("stage", stage="noise", text=f"measuring noise: {wanted} pairs of the reference", pairs=wanted)
     laboratory.pin_with_twin(reference)
     pairs = []
     for index in range(preparation.settings.judge.noise_pairs):
@@ -213,7 +216,7 @@ def measure_noise(laboratory: StudyLaboratory, preparation: Preparation) -> Nois
     noise = noise_of(pairs)
     laboratory.noise = noise.sd_upper
     laboratory.ledger.append("fact", "noise", to_json(noise))
-    laboratory.progress("stage", text=f"noise of a pair: {noise.sd:.1%} (at most {noise.sd_upper:.1%})")
+    laboratory.progress("stage", stage="noise", text=f"noise of a pair: {noise.sd:.1%} (at most {noise.sd_upper:.1%})")
     return noise
 
 
@@ -226,7 +229,7 @@ def search(laboratory: StudyLaboratory, preparation: Preparation) -> tuple[Seque
         hints=preparation.hints, seconds_a_pair=2 * laboratory.plan.workload.duration_s,
     )  # fmt: skip
     laboratory.ledger.append("search", strategy.name, {"strategy": strategy.name, "why": why})
-    laboratory.progress("stage", text=f"searching: {strategy.name}: {why}")
+    laboratory.progress("stage", stage="search", text=f"searching: {strategy.name}: {why}")
     try:
         return strategy.search(laboratory), False
     except BudgetSpent as spent:
@@ -249,7 +252,10 @@ def confirm(
     )
     if finalists:
         laboratory.budget.release_reserve()
-        laboratory.progress("stage", text=f"confirming {len(finalists)} finalists, {pairs} fresh pairs each")
+        laboratory.progress(
+            "stage", stage="confirm", text=f"confirming {len(finalists)} finalists, {pairs} fresh pairs each",
+            finalists=len(finalists), pairs=pairs,
+        )  # fmt: skip
         laboratory.stand.prepare(laboratory.plan.held_out, laboratory.plan.datatypes)
     return [confirm_one(laboratory, finalist, pairs) for finalist in finalists]
 

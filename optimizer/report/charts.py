@@ -183,7 +183,9 @@ def confirmation(document: Document, width: float) -> Markup | None:
     ratios = [math.exp(pair["log_ratio"]) for one in every for pair in one.pairs]
     ratios += [one.interval[end] for one in every if one.interval for end in ("lower", "upper")]
     wanted = 1 + float(document["settings"].get("judge", {}).get("min_gain", 0.0))
-    step, top, left, right = 58.0, 30.0, 16.0, width - 16
+    # On a phone the interval has a line of its own.
+    narrow = width < 500
+    step, top, left, right = (76.0 if narrow else 58.0), 30.0, 16.0, width - 16
     bottom = top + step * len(every)
     x = gain_scale(ratios, left, right, shown=(1.0, wanted))
     marks: list[Child] = []
@@ -192,11 +194,12 @@ def confirmation(document: Document, width: float) -> Markup | None:
         told = interval(one.interval)
         name = f"{one.finalist['label']} against {one.reference}"
         # The lines of comparison leave the names free.
-        marks.append(line(x(1.0), y + 20, x(1.0), y + step - 6, "zero"))
-        marks.append(line(x(wanted), y + 20, x(wanted), y + step - 6, "wanted") if wanted > 1 else None)
-        space = width - 40 - 6.8 * len(told)
+        space = right - left if narrow else right - left - 7.3 * len(told) - 16
         marks.append(text(left, y + 14, shorten(name, space), "direct"))
-        marks.append(text(right, y + 14, told, "direct", "end"))
+        marks.append(text(left, y + 31, told, "tick") if narrow else text(right, y + 14, told, "direct", "end"))
+        y += step - 58.0
+        marks.append(line(x(1.0), y + 22, x(1.0), y + 52, "zero"))
+        marks.append(line(x(wanted), y + 22, x(wanted), y + 52, "wanted") if wanted > 1 else None)
         if one.interval:
             low, high, middle = (x(one.interval[end]) for end in ("lower", "upper", "ratio"))
             verdict = "accepted" if one.finalist["accepted"] else "kept-out"

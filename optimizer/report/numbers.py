@@ -35,7 +35,8 @@ def percent(ratio: float) -> str:
     """A ratio as a change: 1.034 is ``+3.4%``. Beyond a tripling as a factor, which is easier to take in."""
     if ratio >= 3:
         return f"×{ratio:.3g}"
-    return f"{(ratio - 1) * 100:+.1f}%"
+    # Adding zero makes +0.0 of a rounded -0.0.
+    return f"{round((ratio - 1) * 100, 1) + 0.0:+.1f}%"
 
 
 def interval(value: Mapping[str, Any] | None) -> str:

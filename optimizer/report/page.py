@@ -185,7 +185,7 @@ def _key_figures(document: Document) -> Markup | None:
 def _caveats(caveats: tuple[str, ...]) -> Markup | None:
     if not caveats:
         return None
-    items = [element("li", caveat) for caveat in caveats]
+    items = [element("li", _words(caveat)) for caveat in caveats]
     return element("div", element("strong", "What to keep in mind"), element("ul", *items), class_="caveats")
 
 

@@ -160,6 +160,8 @@ def candidates(document: Document) -> Section | None:
     )
     cells = tuple(tuple(candidate_cells(row, shown)) for row in rows)
     note = "Gain over what is there, confirmed on fresh pairs; in brackets what the race saw, which is no result."
+    if any(row["throughput"] for row in rows):
+        note += " Memory is the GPU's where it is known, else what the engine asks for, else the server's."
     if shown.why:
         note += f" Shown is the {shown.name}: {shown.why}."
     table = Table(columns, cells, note=note)

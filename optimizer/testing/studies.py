@@ -62,7 +62,7 @@ def write_invented_study(
     if decided:
         book.decide()
     settings = Settings.model_validate(
-        {"models": [MODEL], "tolerance": ["scores:top1>=0.95"], "budget": {"minutes": 90}}
+        {"models": [MODEL], "tolerance": ["scores:top1>=0.95"], "budget": {"minutes": 180}}
     )
     facts = {"gpu": "NVIDIA H200", "tensorrt": "11.1.0", "workload": WORKLOAD.label}
     header = StudyHeader(
@@ -173,7 +173,7 @@ class _Book:
             finalists=tuple(finalists), caveats=("an invented study",), tolerance_given=True, noise=NOISE,
             break_even={"sentence": "The 1.2 GPU hours spent are earned back by 0.3 GPU-days of full load."},
         )  # fmt: skip
-        self.add("fact", "spent", {"wall_s": 4321.0, "builds": 120, "gpu_s": 0.0})
+        self.add("fact", "spent", {"wall_s": 9321.0, "builds": 120, "gpu_s": 0.0})
         self.add("decision", "final", decision)
 
     def pair(self, candidate: str, reference: str, purpose: str, index: int) -> float:
@@ -209,7 +209,7 @@ class _Book:
         size = 40_000_000 + self.random.randrange(40_000_000)
         return Engine(
             engine_id, "tensorrt", {"model.plan": Path("model.plan")}, engine_id * 5, size,
-            build_s=self.random.lognormvariate(3, 0.6), builder="TensorRT 11.1.0", device_memory_bytes=4 * size,
+            build_s=self.random.lognormvariate(1.5, 0.6), builder="TensorRT 11.1.0", device_memory_bytes=4 * size,
         )  # fmt: skip
 
     def _parity(self, candidate: str, samples: str, *, wrong: bool) -> Parity:
