@@ -16,6 +16,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from optimizer import __version__
+from optimizer.canary.commands import app as canary
 from optimizer.errors import InputError, OptimizerError, StudyInterrupted
 from optimizer.flags import with_settings_flags
 
@@ -27,6 +28,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(canary)
 
 Repository = Annotated[Path, typer.Argument(metavar="REPO", help="A Triton model repository.", show_default=False)]
 StudyDirectory = Annotated[Path, typer.Argument(metavar="DIR", help="A study's directory.", show_default=False)]
@@ -193,10 +196,18 @@ def _show(document: dict[str, Any], json_output: bool) -> None:
 @app.command()
 @with_settings_flags(only=("inputs", "load", "sandbox", "gpu", "config_name"))
 def bench(
-    repository: Repository,
-    model: OneModel,
+    repository: Annotated[
+        Path | None, typer.Argument(metavar="[REPO]", help="A Triton model repository.", show_default=False)
+    ] = None,
+    model: Annotated[str, typer.Option("--model", "-m", help="The model's name.", show_default=False)] = ...,  # type: ignore[assignment]
+    server_url: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="A running server's gRPC endpoint, instead of REPO.")
+    ] = None,
     compare: Annotated[
         Path | None, typer.Option(metavar="REPO", help="A second repository with the same model, in pairs.")
+    ] = None,
+    compare_model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="A second model of the same repository or server, in pairs.")
     ] = None,
     windows: Annotated[int, typer.Option(min=1, help="Windows at each load.")] = 3,
     p99_ms: Annotated[float | None, typer.Option(help="Search the highest rate with this p99.")] = None,
@@ -214,8 +225,9 @@ def bench(
     from optimizer.config import load_settings
 
     document = benchmark(
-        repository, model, load_settings(config, overrides), compare=compare, windows=windows, p99_ms=p99_ms,
-        check_with=check_with, progress=_progress(quiet=quiet, lines=False),
+        repository, model, load_settings(config, overrides), server_url=server_url, compare=compare,
+        compare_model=compare_model, windows=windows, p99_ms=p99_ms, check_with=check_with,
+        progress=_progress(quiet=quiet, lines=False),
     )  # fmt: skip
     _show(document, json_output)
 

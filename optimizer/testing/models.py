@@ -1,4 +1,4 @@
-"""Tiny models for Triton's python backend whose behaviour is known: nothing, a sleep, a stall.
+"""Tiny models for Triton's python backend whose behaviour is known: nothing, a sleep, a stall, a fault.
 
 Statistical tests need a server whose service time is known; real models on shared cores vary too much. Every function
 returns a :class:`ToyModel`: texts to put in a model directory. Imports the standard library only.
@@ -74,6 +74,44 @@ def failing_model(name: str = "failing", *, every: int = 3, width: int = 4) -> T
     return _model(name, width=width, instances=1, max_batch_size=64, parameters={"fail_every": str(every)})
 
 
+def faulty_model(
+    name: str = "faulty",
+    *,
+    service_s: float = 0.0,
+    instances: int = 1,
+    wrong_every: int = 0,
+    nan_every: int = 0,
+    leak_bytes: int = 0,
+    dies_after: int = 0,
+    takes_server: bool = False,
+    slow_part: float = 0.0,
+    slow_s: float = 0.0,
+    queue_delay_us: int = 0,
+    width: int = 4,
+) -> ToyModel:
+    """A model for canaries, honest where nothing is asked for. Counts are of each instance's own requests.
+
+    * ``wrong_every``: about every so-manieth answer, at random, is off by 1; ``nan_every`` likewise holds a NaN.
+    * ``leak_bytes`` a request are kept for ever.
+    * ``dies_after`` so many requests the process ends, with ``takes_server`` the whole server.
+    * ``slow_part`` of the executions, at random, take ``slow_s`` in place of ``service_s``: the p99 alone moves.
+
+    ``queue_delay_us`` > 0 turns dynamic batching on: one execution then answers many requests.
+    """
+    parameters = {
+        "service_s": repr(service_s),
+        "wrong_every": str(wrong_every),
+        "nan_every": str(nan_every),
+        "leak_bytes": str(leak_bytes),
+        "dies_after": str(dies_after),
+        "takes_server": str(int(takes_server)),
+        "slow_part": repr(slow_part),
+        "slow_s": repr(slow_s),
+    }
+    text = f"dynamic_batching {{ max_queue_delay_microseconds: {queue_delay_us} }}\n" if queue_delay_us else ""
+    return _model(name, width=width, instances=instances, max_batch_size=64, parameters=parameters, more=text)
+
+
 def _model(
     name: str, *, width: int, instances: int, max_batch_size: int, parameters: dict[str, str], more: str = ""
 ) -> ToyModel:
@@ -93,9 +131,12 @@ _SOURCE = '''\
 """Echoes its input after a known time (parameters of config.pbtxt)."""
 
 import json
+import os
 import random
+import signal
 import time
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
 
 
@@ -112,9 +153,19 @@ class TritonPythonModel:
         self.stall_s = parameter("stall_s")
         self.stall_every_s = parameter("stall_every_s")
         self.fail_every = int(parameter("fail_every"))
+        self.wrong_every = int(parameter("wrong_every"))
+        self.nan_every = int(parameter("nan_every"))
+        self.leak_bytes = int(parameter("leak_bytes"))
+        self.dies_after = int(parameter("dies_after"))
+        self.takes_server = bool(parameter("takes_server"))
+        self.slow_part = parameter("slow_part")
+        self.slow_s = parameter("slow_s")
+        self.kept = []
         self.seen = 0
         self.next_stall = None
         self.random = random.Random(1)
+        # Faults fall elsewhere in every run.
+        self.faults = random.Random()
 
     def execute(self, requests):
         started = time.monotonic()
@@ -123,6 +174,8 @@ class TritonPythonModel:
         duration = self.service_s + self.per_row_s * rows
         if self.exponential:
             duration = self.random.expovariate(1 / duration)
+        if self.slow_part and self.faults.random() < self.slow_part:
+            duration = self.slow_s
         if self.stall_s:
             if self.next_stall is None:
                 self.next_stall = started + self.stall_every_s / 2
@@ -136,6 +189,14 @@ class TritonPythonModel:
         answers = []
         for tensor in tensors:
             self.seen += 1
+            if self.dies_after and self.seen > self.dies_after:
+                os.kill(os.getppid() if self.takes_server else os.getpid(), signal.SIGKILL)
+            if self.leak_bytes:
+                self.kept.append(os.urandom(16) * (self.leak_bytes // 16))
+            if self.wrong_every and self.faults.randrange(self.wrong_every) == 0:
+                tensor = tensor + np.float32(1)
+            if self.nan_every and self.faults.randrange(self.nan_every) == 0:
+                tensor = tensor + np.float32("nan")
             if self.fail_every and self.seen % self.fail_every == 0:
                 answers.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("fails on purpose")))
             else:
