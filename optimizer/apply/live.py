@@ -24,7 +24,7 @@ def check_explicit(url: str) -> None:
     Asked with the load of a model that does not exist: only the text of the refusal tells the modes apart.
     """
     with TritonClient(url) as client:
-        if not client.wait_live(5.0):
+        if not client.wait_live(3.0):
             raise WriteBackRefused(
                 "no Triton server answers", where=url, field="--server-url", remedy="check the address"
             )

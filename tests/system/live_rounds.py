@@ -46,11 +46,11 @@ class TritonPythonModel:
 """
 
 
-def write_model(repository: Path, *, policy: str = "") -> Path:
+def write_model(repository: Path, *, source: str = SOURCE) -> Path:
     directory = repository / NAME
     (directory / "1").mkdir(parents=True)
-    (directory / "1" / "model.py").write_text(SOURCE)
-    (directory / "config.pbtxt").write_text(CONFIG + policy)
+    (directory / "1" / "model.py").write_text(source)
+    (directory / "config.pbtxt").write_text(CONFIG)
     return directory
 
 
