@@ -310,6 +310,25 @@ def _member_blockers(repository: Path, members: tuple[str, ...]) -> Iterator[Blo
             )
 
 
+def model_of_config(name: str, config: ModelConfig) -> Model:
+    """What a running server says of a model: tensors and batching, no files."""
+    return Model(
+        name=name,
+        directory=Path(),
+        config_path=None,
+        config_text="",
+        effective_config_text="",
+        platform=config.platform,
+        backend=config.backend,
+        max_batch_size=config.max_batch_size,
+        inputs=tuple(_tensor_spec(tensor) for tensor in config.input),
+        outputs=tuple(_tensor_spec(tensor) for tensor in config.output),
+        versions=(),
+        version_policy=version_policy_text(config),
+        default_model_filename=config.default_model_filename,
+    )
+
+
 def _tensor_spec(tensor: Any) -> TensorSpec:
     is_input = "optional" in tensor.DESCRIPTOR.fields_by_name
     return TensorSpec(

@@ -46,7 +46,7 @@ def test_yaml_that_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="absent.yaml"):
+    with pytest.raises(InputError, match=r"absent\.yaml"):
         load_settings(tmp_path / "absent.yaml")
 
 
