@@ -109,10 +109,10 @@ _PLACES = {"as found": 0, "default route": 1, "winner": 2, "finalist": 3, "candi
 
 
 def best_first(document: Document) -> list[Row]:
-    """What is there, the default, the winner, finalists by confirmed gain, then as far as they came in the race."""
+    """What is there, the default, the winner, finalists by confirmed gain, the others by what the race saw."""
 
     def place(row: Row) -> tuple[float, ...]:
-        return (_PLACES[role(row)], -_ratio(confirmed_gain(row)), -row["race_pairs"], -(row["race_ratio"] or 0.0))
+        return (_PLACES[role(row)], -_ratio(confirmed_gain(row)), -(row["race_ratio"] or 0.0))
 
     return sorted(document["candidates"], key=place)
 
