@@ -6,10 +6,12 @@ Results go to stdout (with ``--json``: one document), everything else to stderr.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -93,16 +95,24 @@ def _print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, sort_keys=True, default=str))
 
 
-def _progress(*, quiet: bool, lines: bool) -> Any:
+@contextlib.contextmanager
+def _progress(*, quiet: bool, lines: bool) -> Iterator[Any]:
+    """The status line is gone before a result or an error is printed."""
     from optimizer import progress
 
     if lines:
-        return progress.JsonLines()
+        yield progress.JsonLines()
+        return
     if quiet:
-        return progress.silent
+        yield progress.silent
+        return
     from optimizer.terminal import LiveProgress
 
-    return LiveProgress()
+    live = LiveProgress()
+    try:
+        yield live
+    finally:
+        live.close()
 
 
 @app.callback(invoke_without_command=True)
@@ -164,8 +174,8 @@ def optimize(
     if dry_run:
         document = dry_run_document(repository, settings)
     else:
-        progress = _progress(quiet=quiet, lines=progress_json)
-        document = optimize_repository(repository, settings, study=study, write_back=write_back, progress=progress)
+        with _progress(quiet=quiet, lines=progress_json) as progress:
+            document = optimize_repository(repository, settings, study=study, write_back=write_back, progress=progress)
     _show(document, json_output)
 
 
@@ -180,8 +190,9 @@ def resume(
     """Goes on with an interrupted study from its ledger."""
     from optimizer.tuning import resume_study
 
-    progress = _progress(quiet=quiet, lines=progress_json)
-    _show(resume_study(directory, write_back=write_back, progress=progress), json_output)
+    with _progress(quiet=quiet, lines=progress_json) as progress:
+        document = resume_study(directory, write_back=write_back, progress=progress)
+    _show(document, json_output)
 
 
 def _show(document: dict[str, Any], json_output: bool) -> None:
@@ -224,11 +235,11 @@ def bench(
     from optimizer.benchmark import benchmark
     from optimizer.config import load_settings
 
-    document = benchmark(
-        repository, model, load_settings(config, overrides), server_url=server_url, compare=compare,
-        compare_model=compare_model, windows=windows, p99_ms=p99_ms, check_with=check_with,
-        progress=_progress(quiet=quiet, lines=False),
-    )  # fmt: skip
+    with _progress(quiet=quiet, lines=False) as progress:
+        document = benchmark(
+            repository, model, load_settings(config, overrides), server_url=server_url, compare=compare,
+            compare_model=compare_model, windows=windows, p99_ms=p99_ms, check_with=check_with, progress=progress,
+        )  # fmt: skip
     _show(document, json_output)
 
 
