@@ -63,8 +63,18 @@ class Backend:
 
     def run(self, instance: Any, *requests: Any) -> list[Any]:
         """A dict of arrays, or the text of the error, for each request."""
-        answers = instance.execute(list(requests))
-        return [answer.error().message() if answer.error() else answer.copied() for answer in answers]
+        return self.answers(requests, instance.execute(list(requests)))
+
+    def answers(self, requests: Sequence[Any], returned: Sequence[Any]) -> list[Any]:
+        """Returned by ``execute``, or sent by the request's sender where that returned ``None``."""
+        return [
+            request.sender.answer()
+            if answer is None
+            else answer.error().message()
+            if answer.error()
+            else answer.copied()
+            for request, answer in zip(requests, returned, strict=True)
+        ]
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ Parameters of the config, which the native backend ignores (each also an environ
 ``TENSORRT_BACKEND_<NAME>``):
 
 ``engine_process``     ``auto`` (the default, see above), ``own`` or ``shared``
+``pipeline``           ``on``: the next batch is gathered while one runs and is answered (see ``trt_lanes``); needs
+                       response senders outside decoupled mode (Triton 24.09) and a second context on the profile
 ``profile_phases``     time per phase, reported at unload (see ``trt_phases``)
 ``int64_as_int32``     serve INT64 of the config with an engine that has INT32, as TensorRT before 10 makes it
 ``fault_injection``    for tests: a request with the parameter ``inject_cuda_error`` ends the CUDA context
@@ -29,9 +31,10 @@ import trt_settings
 from trt_device import OUT_OF_MEMORY, CudaError, Device, compute_capability
 from trt_dlpack import BFloat16, bits_of
 from trt_engine import Engine, EngineError, Log, allowed_text, check, fits, machine_text, shape_text
+from trt_lanes import Lane, Lanes
 from trt_phases import Phases
 from trt_remote import ProfileTaken, RemoteSession
-from trt_session import Session, ShapeError
+from trt_session import Execution, Session, ShapeError
 
 _INT32 = np.iinfo(np.int32)
 
@@ -43,6 +46,9 @@ class TritonPythonModel:
         self._instance = args["model_instance_name"]
         self._dead = ""
         self._session: Session | RemoteSession | None = None
+        self._second: Session | RemoteSession | None = None
+        self._lanes: Lanes | None = None
+        self._device: Device | None = None
         self._phases: Phases | None = None
         try:
             self._settings = trt_settings.read(args["model_config"], self._instance)
@@ -87,8 +93,12 @@ class TritonPythonModel:
         self._plain_outputs = not (self._bf16 | self._narrowed).intersection(self._output_names)
         self._plain_inputs = not (self._bf16 | self._narrowed).intersection(self._input_names) and not self._unwrapped
         self._padded: dict[int, int] = {}
+        if self._flag("pipeline") and self._phases is None:
+            self._second = self._another_session(plan, index)
         if settings.graphs:
             self._capture_graphs()
+        if self._second is not None:
+            self._lanes = Lanes((self._session, self._second), self._device.use if self._device else _nothing)
 
     def _shares(self, config: str, device: int) -> bool:
         wanted = self._settings.parameters.get("engine_process") or os.environ.get(
@@ -99,7 +109,7 @@ class TritonPythonModel:
         return wanted == "shared" or (wanted != "own" and trt_settings.instances_on(config, device) > 1)
 
     def _own(self, plan: Path, index: int) -> Engine:
-        device = Device(index)
+        device = self._device = Device(index)
         capability = device.compute_capability()
         engine = Engine(plan, Log(_report), machine_text(device.name(), capability, index))
         self._check(engine)
@@ -121,6 +131,25 @@ class TritonPythonModel:
             self._session = None
             return None
         return remote
+
+    def _another_session(self, plan: Path, index: int) -> Session | RemoteSession | None:
+        """For a second batch in flight; ``None``, and said so, where the plan or the memory does not allow it."""
+        largest = [self._largest(tensor) for tensor in self._engine.inputs]
+        session: Session | RemoteSession | None = None
+        try:
+            if isinstance(self._session, RemoteSession):
+                session = RemoteSession(plan, index, _report)
+                session.open(self._settings.profiles, largest)
+            else:
+                assert self._device is not None and isinstance(self._engine, Engine)
+                session = Session(self._engine, self._device, self._settings.profiles, _report)
+                session.preallocate(largest)
+        except (EngineError, CudaError) as error:
+            _report(f"{self._instance}: one batch at a time, since {error}", False)
+            if session is not None:
+                session.close()
+            return None
+        return session
 
     def _check(self, engine: Any) -> None:
         problem = check(self._settings, engine, self._converts)
@@ -148,7 +177,8 @@ class TritonPythonModel:
             if any(size < 0 for shape in shapes for size in shape):
                 _report("no CUDA graph: free dimensions need a graph_spec with the input's dims", False)
                 continue
-            if self._session.capture(tuple(shapes)):
+            captured = [s.capture(tuple(shapes)) for s in (self._session, self._second) if s is not None]
+            if all(captured):
                 done.append(spec.batch_size)
                 if spec.lower_bound and self._batched and not spec.shapes:
                     for rows in range(spec.lower_bound, spec.batch_size):
@@ -170,6 +200,11 @@ class TritonPythonModel:
         if self._dead:
             return [_failure(self._dead, pb_utils.TritonError.UNAVAILABLE) for _ in requests]
         groups = self._read(requests, responses)
+        if self._lanes is not None:
+            for key, items in groups.items():
+                for chunk in self._chunks(key, items):
+                    self._serve_ahead(*chunk, responses)
+            return responses
         if phases is not None:
             phases.end_of("read")
         chunks = [chunk for key, items in groups.items() for chunk in self._chunks(key, items)]
@@ -253,36 +288,85 @@ class TritonPythonModel:
         session = self._session
         assert session is not None
         try:
-            run_rows = self._padded.get(rows, rows)
-            shapes = key if self._one_by_one else tuple((run_rows, *rest) for rest in key)
-            execution = session.prepare(shapes)
-            if self._one_by_one:
-                for target, array in zip(execution.inputs, items[0][2], strict=True):
-                    target[...] = array
-            else:
-                offset = 0
-                for _, _, arrays, count in items:
-                    stop = offset + count
-                    for target, array in zip(execution.inputs, arrays, strict=True):
-                        target[offset:stop] = array
-                    offset = stop
+            execution = self._gather(session, key, items, rows)
             if self._phases is not None:
                 self._phases.end_of("gather")
-            broken = self._faults and any("inject_cuda_error" in item[1].parameters() for item in items)
-            outputs = session.run_broken(execution) if broken else session.run(execution)
+            outputs = session.run_broken(execution) if self._broken(items) else session.run(execution)
             self._respond(items, outputs, rows, responses, last)
             if self._phases is not None:
                 self._phases.end_of("respond")
-        except ShapeError as error:
-            text = (
-                f"request for model '{self._settings.model}' has a shape that no optimization profile in use admits: "
-                f"{error}; allowed are {allowed_text(self._engine, self._settings.profiles)}"
-            )
-            self._fail(items, responses, text, pb_utils.TritonError.INVALID_ARG)
-        except (CudaError, EngineError) as error:
-            self._fail(items, responses, self._after_error(error), pb_utils.TritonError.INTERNAL)
+        except (ShapeError, CudaError, EngineError) as error:
+            self._fail(items, responses, *self._told(session, error))
 
-    def _respond(self, items: list[Any], outputs: Any, rows: int, responses: list[Any], last: bool) -> None:
+    def _serve_ahead(self, key: Any, items: list[Any], rows: int, responses: list[Any]) -> None:
+        """Gathers here and leaves the rest to a lane; ``None`` in ``responses`` then means: sent by its sender."""
+        assert self._lanes is not None
+        lane = self._lanes.take()
+        try:
+            senders = [item[1].get_response_sender() for item in items]
+        except Exception as error:  # noqa: BLE001 - the stub's own exceptions; before Triton 24.09 there are no senders
+            self._lanes.give_back(lane)
+            _report(f"{self._instance}: one batch at a time, since there are no response senders: {error}", False)
+            self._stop_lanes()
+            self._serve(key, items, rows, responses, last=False)
+            return
+        try:
+            execution = self._gather(lane.session, key, items, rows)
+            broken = self._broken(items)
+        except (ShapeError, CudaError, EngineError) as error:
+            self._fail(items, responses, *self._told(lane.session, error))
+            self._lanes.give_back(lane)
+            return
+        lane.hand_over(lambda: self._finish(lane, execution, items, rows, senders, broken))
+
+    def _finish(
+        self, lane: Lane, execution: Execution, items: list[Any], rows: int, senders: list[Any], broken: bool
+    ) -> None:
+        """In the lane's thread: runs the batch and answers every request of it, whatever happens."""
+        answers: dict[int, Any] = {}
+        try:
+            outputs = lane.session.run_broken(execution) if broken else lane.session.run(execution)
+            self._respond(items, outputs, rows, answers, last=True)
+        except (ShapeError, CudaError, EngineError) as error:
+            self._fail(items, answers, *self._told(lane.session, error))
+        except Exception as error:  # noqa: BLE001 - a request without an answer would wait for ever
+            self._fail(items, answers, f"{type(error).__name__}: {error}", pb_utils.TritonError.INTERNAL)
+        final = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+        for item, sender in zip(items, senders, strict=True):
+            try:
+                sender.send(answers[item[0]], flags=final)
+            except Exception as error:  # noqa: BLE001 - one answer that cannot be sent must not hold the others
+                _report(f"{self._instance}: an answer could not be sent: {error}", True)
+
+    def _stop_lanes(self) -> None:
+        if self._lanes is not None:
+            if not self._lanes.stop():
+                _report(f"{self._instance}: a batch does not end", True)
+            self._lanes = None
+
+    def _gather(self, session: Session | RemoteSession, key: Any, items: list[Any], rows: int) -> Execution:
+        """The requests' rows, one behind the other, in the execution's pinned memory."""
+        run_rows = self._padded.get(rows, rows)
+        shapes = key if self._one_by_one else tuple((run_rows, *rest) for rest in key)
+        execution = session.prepare(shapes)
+        if self._one_by_one:
+            for target, array in zip(execution.inputs, items[0][2], strict=True):
+                target[...] = array
+            return execution
+        offset = 0
+        for _, _, arrays, count in items:
+            stop = offset + count
+            for target, array in zip(execution.inputs, arrays, strict=True):
+                target[offset:stop] = array
+            offset = stop
+        return execution
+
+    def _broken(self, items: list[Any]) -> bool:
+        return self._faults and any("inject_cuda_error" in item[1].parameters() for item in items)
+
+    def _respond(
+        self, items: list[Any], outputs: Any, rows: int, responses: list[Any] | dict[int, Any], last: bool
+    ) -> None:
         names = self._output_names
         if not last:
             outputs = tuple(output.copy() for output in outputs)
@@ -324,14 +408,22 @@ class TritonPythonModel:
 
     # Failures
 
-    def _fail(self, items: list[Any], responses: list[Any], text: str, code: int) -> None:
+    def _fail(self, items: list[Any], responses: list[Any] | dict[int, Any], text: str, code: int) -> None:
         for index, _, _, _ in items:
             responses[index] = _failure(text, code)
 
-    def _after_error(self, error: Exception) -> str:
-        """The message for the requests; makes the instance work again where the CUDA context has survived."""
-        session = self._session
-        assert session is not None
+    def _told(self, session: Session | RemoteSession, error: Exception) -> tuple[str, int]:
+        """What the requests of a failed batch hear; the session works again afterwards where it can."""
+        if isinstance(error, ShapeError):
+            text = (
+                f"request for model '{self._settings.model}' has a shape that no optimization profile in use admits: "
+                f"{error}; allowed are {allowed_text(self._engine, self._settings.profiles)}"
+            )
+            return text, pb_utils.TritonError.INVALID_ARG
+        return self._after_error(session, error), pb_utils.TritonError.INTERNAL
+
+    def _after_error(self, session: Session | RemoteSession, error: Exception) -> str:
+        """The message for the requests; makes the session work again where the CUDA context has survived."""
         text = _explained(error)
         reason = session.recover()
         if reason is None:
@@ -348,9 +440,15 @@ class TritonPythonModel:
         self._close()
 
     def _close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-        self._session = None
+        self._stop_lanes()
+        for session in (self._second, self._session):
+            if session is not None:
+                session.close()
+        self._second = self._session = None
+
+
+def _nothing() -> None:
+    """The engine process has its own current device."""
 
 
 def _report(text: str, is_error: bool) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
+
+TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1
 
 
 class TritonModelException(Exception):
@@ -38,6 +41,7 @@ class Tensor:
 class InferenceRequest:
     def __init__(self, inputs: list[Tensor], outputs: list[str], parameters: dict[str, Any] | None = None) -> None:
         self._inputs, self._outputs, self._parameters = inputs, outputs, parameters or {}
+        self.sender = ResponseSender()
 
     def inputs(self) -> list[Tensor]:
         return self._inputs
@@ -47,6 +51,33 @@ class InferenceRequest:
 
     def parameters(self) -> dict[str, Any]:
         return self._parameters
+
+    def get_response_sender(self) -> ResponseSender:
+        if not ResponseSender.available:
+            raise RuntimeError("get_response_sender function must be called only in decoupled mode")
+        return self.sender
+
+
+class ResponseSender:
+    """Copies at once, as the stub does; a second final answer is an error there too."""
+
+    available = True
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._answer: dict[str, np.ndarray] | str = ""
+
+    def send(self, response: InferenceResponse, flags: int = 0) -> None:
+        if self._done.is_set():
+            raise RuntimeError("response sender has been closed")
+        error = response.error()
+        self._answer = error.message() if error else response.copied()
+        if flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL:
+            self._done.set()
+
+    def answer(self) -> dict[str, np.ndarray] | str:
+        assert self._done.wait(30), "no answer was sent"
+        return self._answer
 
 
 class InferenceResponse:
