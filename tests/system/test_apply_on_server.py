@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -184,3 +186,94 @@ def test_another_platform_comes_and_goes(tiny_repository: Path, tiny_onnx: Path,
         np.testing.assert_array_equal(outputs["Y"], 2 * x + 1)
     rollback(tiny_repository, "tiny")
     assert sha256_tree(tiny_repository) == before
+
+
+def test_a_named_config_with_labels_and_warm_up(tiny_repository: Path, tmp_path: Path) -> None:
+    """The server's --model-config-name decides which config is live: that one is edited, the other is not touched."""
+    directory = tiny_repository / "tiny"
+    text = (
+        (directory / "config.pbtxt")
+        .read_text()
+        .replace('output [ { name: "Y"', 'output [ { name: "Y" label_filename: "labels.txt"')
+    )
+    text = text.replace("dims: [ 4 ] } ]\noutput", "dims: [ 2, 2 ] reshape { shape: [ 4 ] } } ]\noutput")
+    text += (
+        'model_warmup [ { name: "w" batch_size: 2 inputs { key: "X" value '
+        '{ data_type: TYPE_FP32 dims: [ 2, 2 ] input_data_file: "x" } } } ]  # kept\n'
+    )
+    (directory / "configs").mkdir()
+    (directory / "configs" / "prod.pbtxt").write_bytes(text.replace("\n", "\r\n").encode())
+    (directory / "labels.txt").write_text("a\nb\nc\nd\n")
+    (directory / "warmup").mkdir()
+    (directory / "warmup" / "x").write_bytes(np.zeros((2, 2), np.float32).tobytes())
+    other = (directory / "config.pbtxt").read_bytes()
+    before = sha256_tree(tiny_repository)
+
+    def answer(inputs: Any) -> dict[str, Any]:
+        return {"Y": (inputs["X"].reshape(-1, 4) * 2 + 1).astype(np.float32)}
+
+    done = apply(study(tiny_repository, tmp_path / "study", {"instances": "2"}, expected=answer, config_name="prod"))
+    assert done["config"].endswith("configs/prod.pbtxt")
+    edited = (directory / "configs" / "prod.pbtxt").read_bytes()
+    assert edited.count(b"\n") == edited.count(b"\r\n")
+    assert b"# kept\r\n" in edited
+    assert (directory / "config.pbtxt").read_bytes() == other
+    with production_server(
+        tiny_repository, tmp_path / "server", models=["tiny"], more=["--model-config-name=prod"]
+    ) as server:
+        assert server.ready("tiny") == [2]
+        x = np.ones((1, 2, 2), np.float32)
+        np.testing.assert_array_equal(ask(server.client, X=x)[1]["Y"], answer({"X": x})["Y"])
+    rollback(tiny_repository, "tiny")
+    assert sha256_tree(tiny_repository) == before
+
+
+def test_a_model_without_a_config_gets_one_and_loses_it_again(tiny_repository: Path, tmp_path: Path) -> None:
+    (tiny_repository / "tiny" / "config.pbtxt").unlink()
+    before = sha256_tree(tiny_repository)
+    done = apply(study(tiny_repository, tmp_path / "study", {"instances": "2"}))
+    assert (tiny_repository / "tiny" / "config.pbtxt").is_file()
+    assert done["diff"].startswith("---")
+    with production_server(tiny_repository, tmp_path / "server", models=["tiny"]) as server:
+        assert server.ready("tiny") == [2]
+    rollback(tiny_repository, "tiny")
+    assert sha256_tree(tiny_repository) == before
+
+
+MOUNTED = """
+import subprocess, sys
+from pathlib import Path
+from optimizer.apply import apply_winner, rollback
+from optimizer.config import parse_settings
+from optimizer.durable import sha256_tree
+from optimizer.records.route import Route
+from optimizer.testing.decided import decided_study
+from optimizer.testing.models import null_model
+top = Path(sys.argv[1])
+repository = top / "models"
+repository.mkdir()
+subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(repository)], check=True)
+null_model("m").write(repository)
+settings = {"tolerance": ["*:lInf<=1e-4"], "inputs": {"synthetic_count": 8}, "builder": {"family": "unchanged"},
+            "search": {"routes": "-instances=[1|2]"}}
+preparation = decided_study(repository, "m", top / "study", parse_settings(settings, where="test"),
+                            lambda inputs: {"OUTPUT0": inputs["INPUT0"]}, route=Route.of({"instances": "2"}))
+before = sha256_tree(repository)
+done = apply_winner(preparation)
+assert done["way"] == "in_place", done
+assert sorted(path.name for path in (repository / "m" / "2").iterdir()) == ["model.py", "optimizer.json"]
+rollback(repository, "m")
+assert sha256_tree(repository) == before
+assert not list((top / "study").glob(".triton*"))
+"""
+
+
+def test_a_repository_that_is_a_mount_point(tmp_path: Path) -> None:
+    if (
+        shutil.which("unshare") is None
+        or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode
+    ):
+        pytest.skip("no mount namespace can be made here (unshare --mount)")
+    command = ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", MOUNTED, str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 0, run.stderr
