@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 
-from optimizer import processes
+from optimizer import container, processes
 from optimizer.errors import EnvironmentFailure, InputError
 from optimizer.records.deployment import Deployment, LoadFailure, ServerInfo
 from optimizer.sandbox import _messages, _repository, _tree
@@ -34,6 +34,7 @@ LOST_STUB_S = 4.0
 LOG_BYTES = 1 << 20
 # Nothing of a sandbox is worth a graceful end, which takes a second for every instance.
 GRACE_S = 0.5
+NOTE = "directory"
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,17 @@ class ServerCommand:
     launcher: str
     python_backends: tuple[str, ...] = ()
     facts: Mapping[str, str] = field(default_factory=dict)
+    copy_files: bool = False
+    """Where the server cannot follow links out of its private directory."""
+    limits_itself: bool = False
+    """The memory limit of the options is kept by other means than one on the address space."""
+    grace_s: float = GRACE_S
+    address: str = ""
+    """What failures name, where that is not the executable."""
+
+    @property
+    def where(self) -> str:
+        return self.address or str(self.executable)
 
 
 def check_extra(extra: Mapping[str, str], known: Sequence[str]) -> None:
@@ -67,7 +79,11 @@ def with_extra(options: SandboxOptions, defaults: Mapping[str, str], known: Sequ
 
 
 class PrivateDirectory:
-    """``<workdir>/sandbox-<token>``; the token also names the server and its shared memory."""
+    """``<workdir>/sandbox-<token>``; the token also names the server and its shared memory.
+
+    A note in /dev/shm says where it is and whose, for ``doctor --clean``: a guardian that was itself killed −9 leaves
+    both behind. It goes with the shared memory, whose prefix it has.
+    """
 
     def __init__(self, workdir: Path) -> None:
         if not workdir.is_dir():
@@ -77,6 +93,9 @@ class PrivateDirectory:
         self.path = workdir.resolve() / f"sandbox-{self.token}"
         self.path.mkdir()
         (self.path / "models").mkdir()
+        self._note = Path(f"/dev/shm/{self.shared_memory_prefix}{NOTE}")
+        with contextlib.suppress(OSError):
+            self._note.write_text(f"{container.owner()}\n{self.path}\n", encoding="utf-8")
 
     @property
     def shared_memory_prefix(self) -> str:
@@ -84,6 +103,8 @@ class PrivateDirectory:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._note.unlink(missing_ok=True)
 
 
 def free_ports(count: int) -> list[int]:
@@ -130,6 +151,7 @@ def start(
     options: SandboxOptions,
     command: Callable[[PrivateDirectory], ServerCommand],
     ports: Callable[[int], Sequence[int]] = free_ports,
+    kind: type[LocalSandbox] | None = None,
 ) -> LocalSandbox:
     """Starts a server in a private directory that ``command`` fills; once more when a port was taken in between.
 
@@ -140,7 +162,7 @@ def start(
         private = PrivateDirectory(options.workdir)
         try:
             made = command(private)
-            sandbox = LocalSandbox(private, options, made, ports(3))
+            sandbox = (kind or LocalSandbox)(private, options, made, ports(3))
         except BaseException:
             private.remove()
             raise
@@ -150,7 +172,7 @@ def start(
             sandbox.close()
             if attempt == START_ATTEMPTS:
                 raise EnvironmentFailure(
-                    f"no free port after {START_ATTEMPTS} attempts: {taken}", where=str(made.executable)
+                    f"no free port after {START_ATTEMPTS} attempts: {taken}", where=made.where
                 ) from None
             attempt += 1
         except BaseException:
@@ -190,9 +212,9 @@ class LocalSandbox:
             log_path=self._log_path,
             # The guardian removes these also when this process is killed: first the memory, then the directory.
             remove=(f"/dev/shm/{private.shared_memory_prefix}*", private.path),
-            grace_s=GRACE_S,
+            grace_s=command.grace_s,
             # CUDA reserves address space far beyond what it uses, so a limit on it would only break the GPU.
-            memory_limit_bytes=options.memory_limit_bytes if options.gpu is None else None,
+            memory_limit_bytes=None if command.limits_itself or options.gpu is not None else options.memory_limit_bytes,
         )
         self._version = ""
         self._stubs: dict[str, int] = {}
@@ -221,7 +243,7 @@ class LocalSandbox:
 
     def _listens(self) -> bool:
         """All three ports belong to this server's processes; the log says "Started" before it knows."""
-        pid = self._process.pid
+        pid = self.server_pid()
         return pid is not None and set(self._ports) <= _tree.listening_ports(pid)
 
     def _start_failure(self, what: str) -> Exception:
@@ -239,7 +261,7 @@ class LocalSandbox:
             remedy = "raise the sandbox's memory limit: the server alone reserves about 1.3 GB of address space"
         elif "not ready after" in what:
             remedy = "raise the sandbox's ready timeout, or look for what keeps this machine busy"
-        return EnvironmentFailure(f"{what}: {cause}", where=str(self._command.executable), remedy=remedy)
+        return EnvironmentFailure(f"{what}: {cause}", where=self._command.where, remedy=remedy)
 
     # Sandbox
 
@@ -252,7 +274,7 @@ class LocalSandbox:
             http_url=f"127.0.0.1:{http}",
             metrics_url=f"127.0.0.1:{metrics}",
             version=self._version,
-            pid=self._process.pid,
+            pid=self.server_pid(),
             python_backends=self._command.python_backends,
             facts={"triton": self._version, **self._command.facts},
         )
@@ -270,13 +292,13 @@ class LocalSandbox:
             if deployment.name in self._stuck:
                 raise EnvironmentFailure(
                     f"the server still holds an earlier model {deployment.name}, whose process died",
-                    where=str(self._command.executable),
+                    where=self._command.where,
                     remedy="start a new sandbox, or use another name",
                 )
             log_start = self._log_size()
             try:
                 self._unload(deployment.name)
-                _repository.write(self._private.path / "models", deployment)
+                _repository.write(self._private.path / "models", deployment, copy=self._command.copy_files)
             except InputError as error:
                 return LoadFailure(deployment.name, "invalid_config", error.message)
             try:
@@ -296,11 +318,15 @@ class LocalSandbox:
                 self._require_alive()
                 self._unload(name)
 
+    def server_pid(self) -> int | None:
+        """The server's process, if it can be seen from here."""
+        return self._process.pid
+
     def alive(self) -> bool:
         return self._process.poll() is None and self._client.server_live()
 
     def memory_bytes(self) -> int | None:
-        pid = self._process.pid
+        pid = self.server_pid()
         return _tree.tree_bytes(pid) if pid is not None else None
 
     def log_tail(self, lines: int = 40) -> str:
@@ -341,7 +367,7 @@ class LocalSandbox:
         if status is not None:
             raise EnvironmentFailure(
                 f"the sandbox's server is gone (exit status {status}): {self._last_words()}",
-                where=str(self._command.executable),
+                where=self._command.where,
                 remedy="start a new sandbox",
             )
 
@@ -369,7 +395,7 @@ class LocalSandbox:
         return True
 
     def _live_stubs(self, name: str) -> list[int]:
-        pid = self._process.pid
+        pid = self.server_pid()
         return _tree.stubs(pid, name) if pid is not None else []
 
     def _end_stubs(self, name: str) -> None:

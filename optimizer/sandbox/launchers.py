@@ -14,11 +14,12 @@ from optimizer.sandbox._local import check_extra
 _LAUNCHERS = {
     "embedded": ("optimizer.sandbox.embedded", "EmbeddedLauncher"),
     "process": ("optimizer.sandbox.process", "ProcessLauncher"),
+    "docker": ("optimizer.sandbox.docker", "DockerLauncher"),
     "remote": ("optimizer.sandbox.remote", "RemoteLauncher"),
 }
 NAMES = tuple(_LAUNCHERS)
 # Tried in this order by ``auto``: a server that was installed here on purpose comes first. ``remote`` is somebody's
-# server, so it is never chosen without being asked for.
+# server, and ``docker`` needs an image: neither is chosen without being asked for.
 AUTO = ("process", "embedded")
 
 
@@ -44,6 +45,8 @@ def choose(name: str = "auto", **extra: str) -> tuple[Launcher, str]:
         if problem:
             raise EnvironmentFailure(problem, field=f"sandbox {name}")
         return chosen, "asked for"
+    if extra.get("image"):
+        return choose("docker", **extra)[0], f"the image {extra['image']} was named"
     refused: list[str] = []
     for candidate in AUTO:
         chosen = launcher(candidate)
