@@ -167,15 +167,14 @@ def optimize(
     overrides: dict[str, Any],
 ) -> None:
     """The main job: find the best route that answers right, and optionally write it back."""
+    from optimizer import api
     from optimizer.config import load_settings
-    from optimizer.tuning import dry_run_document, optimize_repository
 
     settings = load_settings(config, overrides)
-    if dry_run:
-        document = dry_run_document(repository, settings)
-    else:
-        with _progress(quiet=quiet, lines=progress_json) as progress:
-            document = optimize_repository(repository, settings, study=study, write_back=write_back, progress=progress)
+    with _progress(quiet=quiet, lines=progress_json) as progress:
+        document = api.optimize(
+            repository, settings=settings, study=study, write_back=write_back, dry_run=dry_run, progress=progress
+        )
     _show(document, json_output)
 
 
@@ -232,12 +231,12 @@ def bench(
     overrides: dict[str, Any],
 ) -> None:
     """Serving-level benchmark of a model as it stands."""
-    from optimizer.benchmark import benchmark
+    from optimizer import api
     from optimizer.config import load_settings
 
     with _progress(quiet=quiet, lines=False) as progress:
-        document = benchmark(
-            repository, model, load_settings(config, overrides), server_url=server_url, compare=compare,
+        document = api.bench(
+            repository, model, settings=load_settings(config, overrides), server_url=server_url, compare=compare,
             compare_model=compare_model, windows=windows, p99_ms=p99_ms, check_with=check_with, progress=progress,
         )  # fmt: skip
     _show(document, json_output)

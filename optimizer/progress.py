@@ -37,7 +37,7 @@ class Progress(Protocol):
         """
 
 
-def silent(_kind: str, **_facts: Any) -> None:
+def silent(kind: str, **facts: Any) -> None:  # noqa: ARG001 - the names are the contract's
     """Tells nobody."""
 
 
