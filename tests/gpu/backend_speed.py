@@ -1,8 +1,9 @@
 """What the ``tensorrt`` backend costs: ``python -m tests.gpu.backend_speed --out DIR [--seconds S]``.
 
 On one network and in one run: the engine alone (CUDA events, back to back), the engine in several processes at once,
-a null python model, and the backend with 1 to 8 instances, with an engine for each or one for all, request batch 8 and
-1, with and without CUDA graphs, and once more with phases. Load by perf_analyzer over gRPC with system shared memory.
+a null python model, and the backend with 1 to 8 instances, with an engine for each or one for all, one or two batches
+in flight, request batch 1, 8 and the largest, with and without CUDA graphs, and once more with phases. Load by
+perf_analyzer over gRPC with system shared memory.
 """
 
 from __future__ import annotations
@@ -30,14 +31,25 @@ from tests.gpu.results import Steps
 
 ROOT = Path(__file__).parents[2]
 MAX_BATCH = 32
-LOADS = {"batch 8, c=32": (8, 32), "batch 1, c=64": (1, 64)}
-WINDOW_MS = 1500
+WINDOW_MS = 1000
+LAYERS = 27
+"""Of the convolutional network: with it an FP16 engine alone runs about 60,000 samples a second on an H200."""
+
+Load = tuple[int, int]
+BATCHED, MORE, ONE_BY_ONE, FULL = (8, 32), (8, 64), (1, 64), (32, 16)
+"""Request batch and requests in flight."""
 
 OWN, SHARED = "own engines", "shared engine"
-ENGINE = {
-    name: f'parameters {{ key: "engine_process" value {{ string_value: "{value}" }} }}\n'
-    for name, value in ((OWN, "own"), (SHARED, "shared"))
-}
+
+
+def parameters(engine: str, *, pipelined: bool = False) -> str:
+    values = {"engine_process": "own" if engine == OWN else "shared", **({"pipeline": "on"} if pipelined else {})}
+    return "".join(f'parameters {{ key: "{k}" value {{ string_value: "{v}" }} }}\n' for k, v in values.items())
+
+
+def load_text(load: Load) -> str:
+    return f"batch {load[0]}, c={load[1]}"
+
 
 NULL_MODEL = """
 import numpy as np
@@ -178,28 +190,59 @@ def table(steps: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def served(speed: Speed, label: str) -> list[tuple[str, Deployment]]:
-    """Arms, the most telling first."""
+Arm = tuple[str, Deployment, Load]
+
+
+def backend_arm(
+    speed: Speed, instances: int, engine: str, load: Load, *, pipelined: bool = False, graphs: bool = False
+) -> Arm:
+    more = (", pipelined" if pipelined else "") + (", CUDA graphs" if graphs else "")
+    extra = parameters(engine, pipelined=pipelined) + (serving.GRAPHS if graphs else "")
+    return f"backend, {instances} instances, {engine}{more}, {load_text(load)}", speed.backend(instances, extra), load
+
+
+def null_arm(speed: Speed, instances: int, load: Load) -> Arm:
+    return f"null python model, {instances} instances, {load_text(load)}", speed.null(instances), load
+
+
+def first_arms(speed: Speed) -> list[Arm]:
+    """The telling ones: what a plain config gets, then what may be better."""
+    return [
+        backend_arm(speed, 4, SHARED, BATCHED),
+        backend_arm(speed, 4, SHARED, BATCHED, pipelined=True),
+        backend_arm(speed, 4, OWN, BATCHED),
+        backend_arm(speed, 4, SHARED, ONE_BY_ONE),
+        null_arm(speed, 4, BATCHED),
+        null_arm(speed, 4, ONE_BY_ONE),
+    ]
+
+
+def further_arms(speed: Speed) -> list[Arm]:
     arms = [
-        (f"backend, {n} instances, {engine}, {label}", speed.backend(n, ENGINE[engine]))
-        for engine, n in ((SHARED, 4), (OWN, 4), (OWN, 1), (SHARED, 2), (OWN, 2), (SHARED, 8))
+        backend_arm(speed, 4, SHARED, BATCHED, graphs=True),
+        backend_arm(speed, 4, SHARED, MORE),
+        backend_arm(speed, 2, SHARED, BATCHED, pipelined=True),
+        backend_arm(speed, 4, OWN, BATCHED, pipelined=True),
+        backend_arm(speed, 4, SHARED, FULL),
+        backend_arm(speed, 4, SHARED, ONE_BY_ONE, pipelined=True),
+        backend_arm(speed, 6, OWN, BATCHED),
+        backend_arm(speed, 8, SHARED, BATCHED),
     ]
-    arms += [
-        (f"backend, 4 instances, {engine}, CUDA graphs, {label}", speed.backend(4, ENGINE[engine] + serving.GRAPHS))
-        for engine in (SHARED, OWN)
-    ]
-    return [*arms, *((f"null python model, {n} instances, {label}", speed.null(n)) for n in (4, 1))]
+    for load in (BATCHED, FULL, ONE_BY_ONE):
+        arms += [backend_arm(speed, 2, SHARED, load), backend_arm(speed, 1, OWN, load)]
+    return [*arms, backend_arm(speed, 1, OWN, BATCHED, pipelined=True), null_arm(speed, 1, BATCHED)]
 
 
-def serve(steps: Steps, speed: Speed, arms: list[tuple[str, Deployment]], load: tuple[int, int], only: str) -> None:
+def serve(steps: Steps, speed: Speed, arms: list[Arm], only: str, part: str) -> None:
     """All arms on one server, which is started only when something is left to do."""
-    if all(only not in name or steps.done(name) for name, _ in arms) or steps.left_s() < 40:
+    wanted = [arm for arm in arms if only in arm[0]]
+    if all(steps.done(name) for name, _, _ in wanted) or steps.left_s() < 25:
+        steps.left_out += [name for name, _, _ in wanted if not steps.done(name)]
         return
     with serving.start(speed.work) as sandbox:
-        for name, deployment in arms:
-            if only in name:
-                steps.step(name, partial(speed.load, sandbox, deployment, *load), reserve_s=25)
-        log = speed.out / f"backend_speed.server-{load[0]}.log"
+        for name, deployment, load in wanted:
+            steps.step(name, partial(speed.load, sandbox, deployment, *load), reserve_s=16)
+        log = speed.out / f"backend_speed.server-{part}.log"
         log.write_text(sandbox.log_tail(200), encoding="utf-8")
 
 
@@ -207,34 +250,47 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=480)
+    parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--only", default="", help="part of a step's name")
     options = parser.parse_args()
     steps = Steps(options.out, "backend_speed", options.seconds, serving.facts())
     image = ((1, 3, 56, 56), (MAX_BATCH, 3, 56, 56), (MAX_BATCH, 3, 56, 56))
     plan = build(
-        networks.convolutional().SerializeToString(), options.out / "plans", "speed", [{"x": image}], flags=("FP16",)
+        networks.convolutional(layers=options.layers).SerializeToString(),
+        options.out / "plans",
+        "speed",
+        [{"x": image}],
+        flags=("FP16",),
     )
-    steps.document["facts"].update(plan_bytes=plan.size_bytes, build_s=round(plan.seconds, 2), network="convolutional")
+    steps.document["facts"].update(
+        plan_bytes=plan.size_bytes, build_s=round(plan.seconds, 2), network=f"convolutional, {options.layers} layers"
+    )
     speed = Speed(options.out, plan.file)
 
     def step(name: str, work: Any, reserve_s: float = 25.0) -> None:
         if options.only in name:
             steps.step(name, work, reserve_s=reserve_s)
 
-    step("engine alone, 32 rows", partial(speed.engine, "compute", 32))
-    step("engine alone, 32 rows, 4 contexts of 1 process", partial(speed.engine, "compute", 32, 1, 4))
-    step("session with copies, 32 rows, 1 process", partial(speed.engine, "session", 32))
-    step("session with copies, 32 rows, 4 processes", partial(speed.engine, "session", 32, 4))
-    step("session with copies, 32 rows, 4 processes, graphs", partial(speed.engine, "session", 32, 4, 1, True))
-    for label, load in LOADS.items():
-        serve(steps, speed, served(speed, label), load, options.only)
-        batch, concurrency = load
-        for instances, engine in ((4, SHARED), (4, OWN), (1, OWN)):
-            name = f"phases, {instances} instances, {engine}, {label}"
-            step(name, partial(phases, speed, instances, batch, concurrency, ENGINE[engine]), 40)
+    def phases_step(instances: int, engine: str, load: Load) -> None:
+        name = f"phases, {instances} instances, {engine}, {load_text(load)}"
+        step(name, partial(phases, speed, instances, *load, parameters(engine)), 22)
+
+    step("engine alone, 32 rows", partial(speed.engine, "compute", 32), 12)
+    serve(steps, speed, first_arms(speed), options.only, "first")
+    phases_step(4, SHARED, ONE_BY_ONE)
+    phases_step(4, SHARED, BATCHED)
+    step("engine alone, 32 rows, 4 contexts of 1 process", partial(speed.engine, "compute", 32, 1, 4), 12)
+    serve(steps, speed, further_arms(speed), options.only, "further")
     for rows in (8, 1):
-        step(f"engine alone, {rows} rows", partial(speed.engine, "compute", rows))
-    step("session with copies, 32 rows, 2 processes", partial(speed.engine, "session", 32, 2))
+        step(f"engine alone, {rows} rows", partial(speed.engine, "compute", rows), 12)
+    for processes in (1, 4):
+        step(
+            f"session with copies, 32 rows, {processes} processes",
+            partial(speed.engine, "session", 32, processes),
+            20,
+        )
+    phases_step(4, OWN, BATCHED)
+    phases_step(1, OWN, BATCHED)
     print(table(steps.document["steps"]), flush=True)
     return steps.finish()
 

@@ -34,11 +34,11 @@ run)
   status=0
   timeout -k 20 "$(($3 + 40))" python3.10 -m "tests.gpu.$2" --out "$STATE" --seconds "$3" "${@:4}" || status=$?
   if [[ -n ${OUT:-} ]]; then
-    find "$STATE" -maxdepth 1 -type f \( -name '*.json' -o -name '*.log' \) -exec cp {} "$OUT"/ \;
-    find "$STATE" -maxdepth 1 -type d -name 'phases-*' -exec cp -r {} "$OUT"/ \;
-    for folder in study report; do
-      if [[ -d $STATE/$folder ]]; then tar -C "$STATE" --exclude='*.plan' -czf "$OUT/$folder.tgz" "$folder"; fi
-    done
+    # At most eight files come back: the results of the pieces, the studies' documents, and the rest in one archive.
+    find "$STATE" -maxdepth 1 -type f -name '*.json' -exec cp {} "$OUT"/ \;
+    tar -C "$STATE" --exclude='*.plan' --exclude='*.onnx' --exclude='*.npz' --exclude=cache --exclude=server \
+      --exclude=sandbox -czf "$OUT/rest.tgz" . || true
+    ls -la "$OUT"
   fi
   exit "$status"
   ;;

@@ -49,7 +49,7 @@ def config_text(
 GRAPHS = "optimization { cuda { graphs: true } }"
 
 
-def start(workdir: Path, gpu: str = "0") -> Sandbox:
+def start(workdir: Path, gpu: str | None = "0") -> Sandbox:
     from optimizer.sandbox.launchers import launcher
 
     workdir.mkdir(parents=True, exist_ok=True)
