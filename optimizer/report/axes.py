@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from optimizer.report.markup import Child, Markup, element, join
 from optimizer.report.numbers import percent
@@ -121,24 +122,39 @@ def y_axis(scale: Scale, ticks: Sequence[float], left: float, right: float, name
     return join(marks)
 
 
-def point(shape: Markup, says: str, class_: str) -> Markup:
-    """A mark that tells ``says`` on hover, focus and without a script."""
-    return element("g", element("title", says), shape, class_=f"p {class_}")
+class Shape(NamedTuple):
+    """An SVG element that is not written yet."""
+
+    tag: str
+    attributes: Mapping[str, float | str]
 
 
-def circle(x: float, y: float, radius: float) -> Markup:
-    return element("circle", cx=x, cy=y, r=radius)
+def drawn(shape: Shape) -> Markup:
+    return element(shape.tag, **shape.attributes)
 
 
-def square(x: float, y: float, half: float) -> Markup:
-    return element("rect", x=round(x - half, 1), y=round(y - half, 1), width=2 * half, height=2 * half)
+def point(shape: Shape, says: str, class_: str) -> Markup:
+    """A mark that tells ``says`` on hover, by the keyboard, and (as its title) without a script."""
+    return element(shape.tag, element("title", says), class_=f"p {class_}", **shape.attributes)
 
 
-def diamond(x: float, y: float, half: float) -> Markup:
+def bar(x: float, y: float, width: float, height: float) -> Shape:
+    return Shape("rect", {"x": x, "y": y, "width": round(max(0.0, width), 1), "height": height})
+
+
+def circle(x: float, y: float, radius: float) -> Shape:
+    return Shape("circle", {"cx": x, "cy": y, "r": radius})
+
+
+def square(x: float, y: float, half: float) -> Shape:
+    return bar(round(x - half, 1), round(y - half, 1), 2 * half, 2 * half)
+
+
+def diamond(x: float, y: float, half: float) -> Shape:
     return _path([(x, y - half), (x + half, y), (x, y + half), (x - half, y)])
 
 
-def star(x: float, y: float, radius: float) -> Markup:
+def star(x: float, y: float, radius: float) -> Shape:
     corners = []
     for index in range(10):
         reach, angle = radius if index % 2 == 0 else radius * 0.45, math.pi * (index / 5 - 0.5)
@@ -146,14 +162,13 @@ def star(x: float, y: float, radius: float) -> Markup:
     return _path(corners)
 
 
-def cross(x: float, y: float, half: float) -> Markup:
-    return element(
-        "path", d=f"M{x - half:.1f} {y - half:.1f}l{2 * half:g} {2 * half:g}m0 {-2 * half:g}l{-2 * half:g} {2 * half:g}"
-    )
+def cross(x: float, y: float, half: float) -> Shape:
+    side = 2 * half
+    return Shape("path", {"d": f"M{x - half:.1f} {y - half:.1f}l{side:g} {side:g}m0 {-side:g}l{-side:g} {side:g}"})
 
 
-def _path(corners: Sequence[tuple[float, float]]) -> Markup:
-    return element("path", d="M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in corners) + "Z")
+def _path(corners: Sequence[tuple[float, float]]) -> Shape:
+    return Shape("path", {"d": "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in corners) + "Z"})
 
 
 def shorten(label: str, width: float, per_character: float = 7.3) -> str:

@@ -15,10 +15,13 @@ from optimizer.records.route import AS_FOUND
 from optimizer.report import findings
 from optimizer.report.axes import (
     Scale,
+    Shape,
+    bar,
     chart,
     circle,
     cross,
     diamond,
+    drawn,
     gain_scale,
     gain_text,
     gain_ticks,
@@ -40,7 +43,7 @@ _ORDER = ("rejected", "candidate", "finalist", "default route", "as found", "win
 """The last is drawn on top."""
 
 
-def mark(role: str, x: float, y: float, scale: float = 1.0) -> Markup:
+def mark(role: str, x: float, y: float, scale: float = 1.0) -> Shape:
     if role == "as found":
         return square(x, y, 5 * scale)
     if role == "default route":
@@ -131,7 +134,7 @@ def key_of_roles(rows: Iterable[Row]) -> Markup:
     items = []
     for role in (role for role in reversed(_ORDER) if role in present):
         shape = mark(role, 9, 9, 0.9)
-        icon = element("svg", shape, viewBox="0 0 18 18", class_=f"p {class_of(role)}", aria_hidden="true")
+        icon = element("svg", drawn(shape), viewBox="0 0 18 18", class_=f"p {class_of(role)}", aria_hidden="true")
         items.append(element("span", icon, role, class_="key"))
     return element("p", *items, class_="keys")
 
@@ -156,8 +159,7 @@ def time_bars(document: Document, width: float) -> Markup | None:
             begin, end = x(at), x(at + value)
             at += value
             says = f"{label}\n{name}: {value:,.2f} ms of {total / 1e3:,.2f} ms"
-            bar = element("rect", x=begin, y=y + 20, width=round(max(0.0, end - begin), 1), height=20)
-            marks.append(point(bar, says, f"phase {class_of(name)}"))
+            marks.append(point(bar(begin, y + 20, end - begin, 20), says, f"phase {class_of(name)}"))
             if end - begin > 7.0 * (len(name) + 6):
                 marks.append(text(begin + 6, y + 34, f"{name} {value:,.3g}", f"inside {class_of(name)}"))
         marks.append(text(x(at) + 6, y + 34, f"{total / 1e3:,.3g} ms", "tick"))
@@ -203,8 +205,8 @@ def confirmation(document: Document, width: float) -> Markup | None:
         if one.interval:
             low, high, middle = (x(one.interval[end]) for end in ("lower", "upper", "ratio"))
             verdict = "accepted" if one.finalist["accepted"] else "kept-out"
-            bar = element("rect", x=low, y=y + 32, width=round(max(1.0, high - low), 1), height=6, rx=3)
-            marks.append(point(bar, f"{name}\n{told}\n{one.finalist['reason']}".strip(), f"interval {verdict}"))
+            says = f"{name}\n{told}\n{one.finalist['reason']}".strip()
+            marks.append(point(bar(low, y + 32, max(1.0, high - low), 6), says, f"interval {verdict}"))
             marks.append(line(middle, y + 26, middle, y + 44, f"estimate {verdict}"))
         for pair in one.pairs:
             says = f"{name}\npair {pair['index'] + 1}: {percent(math.exp(pair['log_ratio']))}"
@@ -414,8 +416,7 @@ def budget(document: Document, width: float) -> Markup | None:
     for name, seconds, class_ in parts:
         begin, end = x(at / unit), x((at + seconds) / unit)
         at += seconds
-        bar = element("rect", x=begin, y=top, width=round(max(0.0, end - begin), 1), height=20)
-        marks.append(point(bar, f"{name}: {duration(seconds)}", f"phase {class_}"))
+        marks.append(point(bar(begin, top, end - begin, 20), f"{name}: {duration(seconds)}", f"phase {class_}"))
         if end - begin > 7.0 * len(name):
             marks.append(text(begin + 6, top + 14, name, f"inside {class_}"))
     if limit:

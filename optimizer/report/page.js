@@ -38,17 +38,14 @@ const show = (mark) => {
   tip.style.top = `${(above > 48 ? above : box.bottom + 10) + scrollY}px`;
 };
 for (const chart of document.querySelectorAll("svg.chart")) {
-  const marks = [...chart.querySelectorAll(".p")];
-  for (const mark of marks) {
-    const title = mark.querySelector("title");
-    mark.dataset.tip = title.textContent;
-    title.remove();
-  }
-  if (!marks.length) { chart.removeAttribute("tabindex"); continue; }
+  // Worked out when a chart is first used: a page may hold thousands of marks.
   let places = null;
   const measure = () => {
-    places ||= marks.map((mark) => {
-      const box = mark.getBBox();
+    places ||= [...chart.querySelectorAll(".p")].map((mark) => {
+      const title = mark.querySelector("title"), box = mark.getBBox();
+      // The browser's own tip would stand beside ours.
+      mark.dataset.tip = title.textContent;
+      title.remove();
       return { mark, left: box.x, right: box.x + box.width, top: box.y, bottom: box.y + box.height };
     });
     return places;

@@ -248,7 +248,11 @@ def _cell(column: Column, cell: str, largest: float | None) -> Markup:
         classes.append("long")
     if column.name in ("state", "verdict"):
         classes += ["good"] if cell in _GOOD else ["bad"] if cell in _BAD else []
-    content: Child = _words(cell) if "route" in classes else cell
+    content = cell
+    if "route" in classes:
+        # An assignment a line, whole where a phone can show it whole.
+        content = cell.replace(" -", "\n-")
+        classes += ["broken"] if max(map(len, content.split("\n"))) > MOST_UNBROKEN else []
     style = None
     if largest:
         value = _value(cell)
