@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from optimizer.errors import InputError
 
@@ -25,6 +25,9 @@ class Inputs(Section):
     """What is sent to the model, for tuning and for the final check."""
 
     file: Path | None = Field(None, description="Samples: .npz, a directory of .npz, or perf_analyzer's JSON.")
+    directory: Path | None = Field(
+        None, description="Samples of several models: DIRECTORY/MODEL.npz, MODEL.json, or MODEL/ with .npz files."
+    )
     held_out_file: Path | None = Field(None, description="Samples for the final check; otherwise a part of `file`.")
     held_out_fraction: float = Field(0.3, gt=0, lt=1, description="Part of `file` that is kept for the final check.")
     calibration_file: Path | None = Field(None, description="Samples for calibration, disjoint from both sets.")
@@ -98,6 +101,7 @@ class Budget(Section):
 
     minutes: Positive | None = Field(None, description="Wall-clock limit of the study.")
     builds: int | None = Field(None, ge=1, description="Limit of engine builds.")
+    gpu_hours: Positive | None = Field(None, description="Limit of the hours that a GPU is held.")
     load_per_s: Positive | None = Field(None, description="Production load in inferences/s, for the break-even.")
     gpu_price_per_hour: Positive | None = Field(None, description="Price of a GPU hour, for the break-even.")
 
@@ -139,6 +143,11 @@ class Settings(Section):
     config_name: str | None = Field(None, description="The server's --model-config-name.")
     gpu: str | None = Field(None, description="GPU by index or UUID.")
     accept_unserved_baseline: bool = Field(False, description="Write back though as-found could not be measured.")
+    per_model: dict[str, dict[str, Any]] = Field(
+        default_factory=dict,
+        description="Settings of single models, laid over the others: MODEL: {tolerance: [...]}. "
+        "As a flag MODEL:KEY=VALUE, such as magika:load.concurrency=[16].",
+    )
     inputs: Inputs = Field(default_factory=Inputs)
     load: Load = Field(default_factory=Load)
     search: Search = Field(default_factory=Search)
@@ -146,6 +155,54 @@ class Settings(Section):
     budget: Budget = Field(default_factory=Budget)
     sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
     builder: Builder = Field(default_factory=Builder)
+
+    @field_validator("per_model", mode="before")
+    @classmethod
+    def _per_model(cls, given: Any) -> Any:
+        return _from_flags(given) if isinstance(given, list) else given
+
+    def of_model(self, name: str) -> Settings:
+        """What holds for one model: ``per_model`` laid over the rest. Raises :class:`InputError`."""
+        changes = self.per_model.get(name)
+        if changes is None:
+            return self
+        shared = sorted(set(changes) & {"models", "per_model", "sandbox", "gpu", "config_name"})
+        if shared:
+            raise InputError(
+                "is one for all models of a run",
+                field=f"per_model.{name}.{shared[0]}",
+                remedy=f"set {shared[0]} outside of per_model, or tune {name} in a run of its own",
+            )
+        document = self.model_dump(mode="json", exclude={"per_model"})
+        return parse_settings(_laid_over(document, changes), where=f"per_model.{name}")
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        nested = merged.get(key)
+        if isinstance(nested, Mapping) and isinstance(value, Mapping):
+            value = _laid_over(nested, value)
+        merged[key] = value
+    return merged
+
+
+def _from_flags(given: list[Any]) -> dict[str, dict[str, Any]]:
+    """``MODEL:KEY=VALUE`` texts, with dotted keys and values in YAML, as the mapping of the file."""
+    import yaml
+
+    found: dict[str, dict[str, Any]] = {}
+    for text in given:
+        model, colon, rest = str(text).partition(":")
+        dotted, equals, value = rest.partition("=")
+        if not (model and colon and dotted and equals):
+            raise ValueError(f"expected MODEL:KEY=VALUE, got {text!r}")
+        section = found.setdefault(model, {})
+        *parents, leaf = dotted.split(".")
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[leaf] = yaml.safe_load(value)
+    return found
 
 
 def load_settings(path: Path | None, overrides: Mapping[str, Any] | None = None) -> Settings:
@@ -213,7 +270,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 _PATH_KEYS = {
-    "inputs": ("file", "held_out_file", "calibration_file"),
+    "inputs": ("file", "directory", "held_out_file", "calibration_file"),
     "load": ("trace",),
     "search": ("hints", "knobs_from"),
     "sandbox": ("repository", "python"),
@@ -228,6 +285,9 @@ def _resolve_paths(document: dict[str, Any], base: Path) -> dict[str, Any]:
             for key in keys:
                 if isinstance(values.get(key), str):
                     values[key] = str(base / values[key])
+    for changes in (document.get("per_model") or {}).values():
+        if isinstance(changes, dict):
+            _resolve_paths(changes, base)
     return document
 
 

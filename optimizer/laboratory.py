@@ -8,74 +8,40 @@ from __future__ import annotations
 
 import contextlib
 import math
-import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from optimizer.accuracy.validator import Answer, FailedAnswer, validate
-from optimizer.engines._base import BuildRequest, EngineFamily
 from optimizer.errors import EnvironmentFailure
+from optimizer.gates import Gate
 from optimizer.judge.tails import Latencies
 from optimizer.ledger import Ledger
 from optimizer.load.estimators import answered_latencies_us
 from optimizer.load.request_log import load_request_log
 from optimizer.progress import Progress
 from optimizer.records.candidate import Pair, Rejection, Stage
-from optimizer.records.deployment import Deployment
-from optimizer.records.engine import BuildFailure, BuildFailureReason, Engine
-from optimizer.records.measurement import Arrival, Measurement, Workload
-from optimizer.records.model import Model
-from optimizer.records.objective import Constraint, Objective, log_ratio
-from optimizer.records.parity import Parity, Tolerance
-from optimizer.records.route import AS_FOUND, Candidate, Layer, Route
+from optimizer.records.engine import BuildFailure, Engine
+from optimizer.records.measurement import Arrival, Measurement
+from optimizer.records.objective import Objective, log_ratio
+from optimizer.records.parity import Parity
+from optimizer.records.route import AS_FOUND, Candidate
 from optimizer.records.samples import SampleSet
-from optimizer.routes.serving import apply_serving, serving_caveats
-from optimizer.routes.space import Space
 from optimizer.search.budget import Budget
-from optimizer.stand import Stand, model_files
-from optimizer.triton.protobuf import parse_config, print_config
+from optimizer.stand import Stand
+from optimizer.workbench import AS_FOUND_NAME, SAME_ENGINE, Plan, Workbench
 
-if TYPE_CHECKING:
-    from optimizer.triton.protobuf import ModelConfig
-
-AS_FOUND_NAME = "as_found"
 TWIN_NAME = "as_found_twin"
 """A second copy of the reference: what A/A pairs compare it with."""
 
-
-@dataclass(frozen=True)
-class Plan:
-    """Everything that is fixed for a study of one model."""
-
-    model: Model
-    family: EngineFamily
-    space: Space
-    source: Path | None
-    workload: Workload
-    warmup_s: float
-    tune: SampleSet
-    held_out: SampleSet
-    calibration: SampleSet | None
-    tolerances: tuple[Tolerance, ...]
-    objective: Objective
-    constraints: tuple[Constraint, ...]
-    datatypes: Mapping[str, str]
-    directory: Path
-    gpu: str | None = None
-    build_time_limit_s: float = 1800.0
-    build_memory_limit_bytes: int | None = None
-    builder_options: Mapping[str, str] | None = None
-    save_all_engines: bool = False
-
-    def build_route(self, route: Route) -> Route:
-        """The part of ``route`` that needs an engine of its own."""
-        return route.without(knob.name for knob in self.space.knobs if knob.layer is Layer.SERVING)
+NOISE = "noise"
+CONFIRM = "confirm"
+FRESH = "confirm-fresh"
 
 
-class StudyLaboratory:
+class StudyLaboratory(Workbench):
     """Implements :class:`optimizer.search._base.Laboratory` on a real server."""
 
     def __init__(
@@ -87,22 +53,15 @@ class StudyLaboratory:
         budget: Budget,
         progress: Progress,
     ) -> None:
-        self.plan = plan
-        self.ledger = ledger
+        super().__init__(plan, ledger, budget, progress)
         self.stand = stand
         self._fresh_stand = fresh_stand
-        self.budget = budget
-        self.progress = progress
-        self._config: ModelConfig = parse_config(plan.model.effective_config_text)
-        self._engines: dict[str, Engine] = {}
-        self.as_found = Candidate(plan.model.name, plan.model.content_hash, AS_FOUND, Route())
+        self._gates: dict[str, Gate] = {}
         self.as_found_served = True
-        self.default_is_as_found = False
-        """The default route comes down to the very files and config that are there: the two references are one."""
+        self.throttling_is_normal = False
+        """The GPU holds its clocks down under this load whoever is measured: no pair is left out for it."""
         self._default: Candidate | None = None
         self._noise: float | None = None
-
-    # Candidates
 
     @property
     def default(self) -> Candidate:
@@ -113,6 +72,11 @@ class StudyLaboratory:
         self._default = candidate
 
     @property
+    def as_found_judges(self) -> bool:
+        """Whether as-found is served as it is meant to be, so that a winner must beat it."""
+        return self.as_found_served and not self.as_found_on_cpu
+
+    @property
     def noise(self) -> float:
         return self._noise if self._noise is not None else math.nan
 
@@ -120,120 +84,16 @@ class StudyLaboratory:
     def noise(self, value: float) -> None:
         self._noise = value
 
-    def candidate(self, route: Route) -> Candidate:
-        if route.is_default and self.default_is_as_found:
-            return self.as_found
-        return Candidate(
-            model=self.plan.model.name,
-            model_hash=self.plan.model.content_hash,
-            family=self.plan.family.name,
-            route=route,
-            build_route=self.plan.build_route(route),
-        )
-
-    def name_of(self, candidate: Candidate) -> str:
-        """The private name under which a sandbox serves it."""
-        return AS_FOUND_NAME if candidate.family == AS_FOUND else f"c_{candidate.id}"
-
-    def remember(self, candidate: Candidate) -> None:
-        """Writes down what a candidate's id stands for, once."""
-        if self.ledger.get("candidate", candidate.id) is None:
-            facts = {"route": candidate.route.text, "label": candidate.label, "engine": candidate.engine_id}
-            self.ledger.append("candidate", candidate.id, facts)
-
-    @property
-    def output_datatypes(self) -> dict[str, str]:
-        return {spec.name: spec.datatype for spec in self.plan.model.outputs}
-
     @property
     def screened_any(self) -> bool:
         return any(True for _ in self.ledger.records("screened"))
 
-    # Build and deploy
-
-    def build(self, candidate: Candidate) -> Engine | BuildFailure:
-        """Candidates with one engine id share one build."""
-        engine_id = candidate.engine_id
-        if engine_id in self._engines:
-            return self._engines[engine_id]
-        known = self.ledger.load("build", engine_id, Engine) or self.ledger.load(
-            "build_failure", engine_id, BuildFailure
-        )
-        if isinstance(known, BuildFailure) and not known.reason.transient:
-            return known
-        if isinstance(known, Engine) and all(path.exists() for path in known.files.values()):
-            self._engines[engine_id] = known
-            return known
-        if not candidate.build_route.is_default:
-            self.budget.spend_build()
-        return self._build(candidate)
-
-    def _build(self, candidate: Candidate) -> Engine | BuildFailure:
-        plan, engine_id = self.plan, candidate.engine_id
-        directory = plan.directory / "engines" / engine_id
-        shutil.rmtree(directory, ignore_errors=True)
-        directory.mkdir(parents=True)
-        cache = plan.directory / "cache"
-        cache.mkdir(exist_ok=True)
-        request = BuildRequest(
-            engine_id=engine_id,
-            model=plan.model,
-            route=candidate.build_route,
-            directory=directory,
-            source=plan.source,
-            time_limit_s=plan.build_time_limit_s,
-            memory_limit_bytes=plan.build_memory_limit_bytes,
-            gpu=plan.gpu,
-            cache_directory=cache,
-            shapes=request_shapes(plan.tune),
-            options=plan.builder_options or {},
-        )
-        self._tell("build", engine=engine_id, route=candidate.build_route.text)
-        try:
-            built = plan.family.build(request, plan.calibration)
-        except OSError as error:
-            built = BuildFailure(
-                engine_id, BuildFailureReason.NO_SPACE if error.errno == 28 else BuildFailureReason.OTHER, str(error)
-            )
-        except BaseException:
-            shutil.rmtree(directory, ignore_errors=True)
-            raise
-        if isinstance(built, BuildFailure):
-            shutil.rmtree(directory, ignore_errors=True)
-            self.ledger.save("build_failure", engine_id, built)
-        else:
-            self.ledger.save("build", engine_id, built)
-            self._engines[engine_id] = built
-            self._tell(
-                "built", engine=engine_id, route=candidate.build_route.text, build_s=built.build_s,
-                size_bytes=built.size_bytes,
-            )  # fmt: skip
-        return built
-
-    def config(self, candidate: Candidate, engine: Engine | None) -> ModelConfig:
-        """The complete config that serves the candidate, still under the model's own name."""
-        if candidate.family == AS_FOUND or engine is None:
-            return self._config
-        return apply_serving(self.plan.family.configure(self._config, engine, candidate.route), candidate.route)
-
-    def deployment(self, candidate: Candidate, engine: Engine | None, *, name: str | None = None) -> Deployment:
-        model = self.plan.model
-        version = model.live_version
-        if version is None:
-            raise EnvironmentFailure("no version is served", where=model.directory, remedy="see `inspect`")
-        files = model_files(model.directory, version.path, version.number)
-        if candidate.family != AS_FOUND and engine is not None:
-            files = {path: file for path, file in files.items() if not path.startswith(f"{version.number}/")}
-            files |= {f"{version.number}/{inside}": file for inside, file in engine.files.items()}
-        return Deployment(
-            name=name or self.name_of(candidate),
-            config_text=model.effective_config_text
-            if candidate.family == AS_FOUND
-            else print_config(self.config(candidate, engine)),
-            files=files,
-            candidate_id=candidate.id,
-            version=version.number,
-        )
+    def gate(self, samples: SampleSet) -> Gate:
+        """The accuracy gate of one of the study's sets."""
+        gate = self._gates.get(samples.name)
+        if gate is None or gate.samples is not samples:
+            gate = self._gates[samples.name] = Gate(samples, self.plan.tolerances, self.plan.output_datatypes)
+        return gate
 
     # Screening
 
@@ -246,7 +106,7 @@ class StudyLaboratory:
             return None
         self.budget.check()
         self.remember(candidate)
-        self._tell("screen", candidate=candidate.id, route=candidate.label)
+        self.progress("screen", candidate=candidate.id, route=candidate.label)
         rejection = self._screen(candidate)
         if rejection is not None:
             self.reject(rejection)
@@ -255,14 +115,23 @@ class StudyLaboratory:
         return rejection
 
     def _screen(self, candidate: Candidate) -> Rejection | None:
+        built = self.build(candidate)
+        if isinstance(built, Engine):
+            twin = "what is there" if self._is_as_found(candidate) else self.twin_of(candidate, built)
+            if twin is not None:
+                return Rejection(candidate.id, Stage.CHECK, SAME_ENGINE, f"comes out as the same engine as {twin}")
         rejection = self.serve(self.stand, candidate)
         if rejection is not None:
             return rejection
-        parity = self.validate(candidate, self.plan.tune)
-        if not parity.passed:
-            code = "defect" if parity.defects else "accuracy"
-            return Rejection(candidate.id, Stage.VALIDATE, code, parity.reason)
+        for parity in (self.validate(candidate, self.plan.tune), self.validate_batches(candidate)):
+            if not parity.passed:
+                code = "defect" if parity.defects else "accuracy"
+                where = "in batches: " if parity.sample_set == "batches" else ""
+                return Rejection(candidate.id, Stage.VALIDATE, code, where + parity.reason)
         return self._check_constraints(candidate)
+
+    def _is_as_found(self, candidate: Candidate) -> bool:
+        return self.as_found_judges and self.serves_the_same(candidate, self.as_found)
 
     def serve(self, stand: Stand, candidate: Candidate) -> Rejection | None:
         """Makes sure that ``stand`` serves it."""
@@ -284,25 +153,41 @@ class StudyLaboratory:
             return None
         return Rejection(candidate.id, Stage.LOAD, failure.code, failure.message, failure.log_excerpt)
 
-    def validate(self, candidate: Candidate, samples: SampleSet, *, stand: Stand | None = None) -> Parity:
+    def validate(self, candidate: Candidate, samples: SampleSet) -> Parity:
         """Every sample through the server, several in flight. Recorded once per candidate and set."""
         key = f"{samples.name}:{candidate.id}"
         known = self.ledger.load("parity", key, Parity)
         if known is not None:
             return known
-        stand = stand or self.stand
-        answers = stand.answers(self.name_of(candidate), samples, self.plan.datatypes)
-        parity = validate(candidate.id, samples, answers, self.plan.tolerances, self.output_datatypes)
+        answers = self.stand.answers(self.name_of(candidate), samples, self.plan.datatypes)
+        parity = validate(candidate.id, samples, answers, self.plan.tolerances, self.plan.output_datatypes)
         self.ledger.save("parity", key, parity)
+        self.stand.revive()
+        return parity
+
+    def validate_batches(self, candidate: Candidate) -> Parity:
+        """Requests of several rows, so that every size and position of a batch is seen. Recorded as ``batches``."""
+        key = f"batches:{candidate.id}"
+        known = self.ledger.load("parity", key, Parity)
+        if known is not None:
+            return known
+        gate, config = self.gate(self.plan.tune), self.config(candidate, self.engine_of(candidate))
+        preferred = tuple(config.dynamic_batching.preferred_batch_size)
+        plan = gate.batch_plan(self.plan.model, config.max_batch_size, preferred)
+        with self.stand.infer(self.name_of(candidate), self.plan.datatypes) as infer:
+            parity = gate.check_batches(candidate.id, plan, infer)
+        self.ledger.save("parity", key, parity)
+        self.stand.revive()
         return parity
 
     def _check_constraints(self, candidate: Candidate) -> Rejection | None:
-        engine = self._engines.get(candidate.engine_id)
         if not self.plan.constraints:
             return None
-        measurement = self.measure(candidate, f"screen:{candidate.id}")
+        measurement = self.measure(candidate, f"screen:{candidate.id}", gate=self.gate(self.plan.tune))
+        if isinstance(measurement, Rejection):
+            return measurement
         for constraint in self.plan.constraints:
-            problem = constraint.violation(measurement, engine)
+            problem = constraint.violation(measurement, self.engine_of(candidate))
             if problem is not None:
                 return Rejection(candidate.id, Stage.CONSTRAINT, constraint.name, problem)
         return None
@@ -310,24 +195,35 @@ class StudyLaboratory:
     # Measuring
 
     def measure(
-        self,
-        candidate: Candidate,
-        key: str,
-        *,
-        stand: Stand | None = None,
-        name: str | None = None,
-        workload: Workload | None = None,
-    ) -> Measurement:
-        """One window, recorded under ``key``."""
+        self, candidate: Candidate, key: str, *, stand: Stand | None = None, name: str | None = None,
+        gate: Gate | None = None,
+    ) -> Measurement | Rejection:  # fmt: skip
+        """One window, recorded under ``key``. With a ``gate`` some answers are kept and must pass it.
+
+        The log of every request is kept for confirmations, whose tails are compared; of other windows it is removed.
+        """
         known = self.ledger.load("measurement", key, Measurement)
         if known is not None:
             return known
         stand = stand or self.stand
+        self.progress("window", key=key, candidate=candidate.id)
+        started = time.monotonic()
         window = stand.load(
-            name or self.name_of(candidate), workload or self.plan.workload, candidate.id, warmup_s=self.plan.warmup_s
-        )
-        self.ledger.save("measurement", key, window.measurement)
-        return window.measurement
+            name or self.name_of(candidate), self.plan.workload, candidate.id, warmup_s=self.plan.warmup_s,
+            keep_responses=gate.kept_responses if gate is not None else 0,
+        )  # fmt: skip
+        if self.plan.gpu is not None:
+            self.budget.spend_gpu(time.monotonic() - started)
+        measurement = window.measurement
+        if gate is not None and measurement.requests:
+            parity = gate.check_load(candidate.id, window.responses)
+            self.ledger.save("parity", f"under_load:{key}", parity)
+            if not parity.passed:
+                window.records_path.unlink(missing_ok=True)
+                return Rejection(candidate.id, Stage.VALIDATE, "under_load", f"under load: {parity.reason}")
+        measurement = replace(measurement, raw_file=keep_log(window.records_path, key))
+        self.ledger.save("measurement", key, measurement)
+        return measurement
 
     def pair(self, candidate: Candidate, index: int, purpose: str = "race") -> Pair | Rejection:
         """One paired comparison with the default on the common stand."""
@@ -341,24 +237,36 @@ class StudyLaboratory:
         known = self.ledger.load("pair", key, Pair)
         if known is not None:
             return known
+        rejected = self.ledger.load("rejection", candidate.id, Rejection)
+        if rejected is not None and not rejected.transient:
+            return rejected
         twin = TWIN_NAME if candidate.id == reference.id else None
         for arm in (reference, candidate):
             rejection = self.serve(stand, arm)
             if rejection is not None:
                 self.reject(rejection)
                 return rejection
+        gate = self.gate(self.plan.held_out if purpose.startswith(CONFIRM) else self.plan.tune)
         # ABBA: the order alternates, so that a linear drift cancels over two pairs.
         arms = [(reference, None, "reference"), (candidate, twin, "candidate")]
         if index % 2:
             arms.reverse()
         measured: dict[str, Measurement] = {}
         for arm, name, role in arms:
-            measured[role] = self.measure(arm, f"{key}:{role}", stand=stand, name=name)
-            if measured[role].failed and not stand.alive:
-                stand.revive()
-        pair = make_pair(measured["candidate"], measured["reference"], self.plan.objective, purpose, index)
+            checked = gate if role == "candidate" else None
+            outcome = self.measure(arm, f"{key}:{role}", stand=stand, name=name, gate=checked)
+            stand.revive()
+            if isinstance(outcome, Rejection):
+                if twin is None:
+                    self.reject(outcome)
+                return outcome
+            measured[role] = outcome
+        pair = make_pair(
+            measured["candidate"], measured["reference"], self.plan.objective, purpose, index,
+            throttled_counts=self.throttling_is_normal or purpose == NOISE,
+        )  # fmt: skip
         self.ledger.save("pair", key, pair)
-        self._tell(
+        self.progress(
             "pair", candidate=candidate.id, route=candidate.label, purpose=purpose, index=index,
             log_ratio=pair.log_ratio, usable=pair.usable, throughput=pair.candidate_throughput,
             reference_throughput=pair.reference_throughput,
@@ -402,22 +310,10 @@ class StudyLaboratory:
 
     def reject(self, rejection: Rejection) -> None:
         self.ledger.save("rejection", rejection.candidate_id, rejection)
-        facts = self.ledger.get("candidate", rejection.candidate_id) or {}
-        self._tell(
-            "rejected", candidate=rejection.candidate_id, route=facts.get("label", rejection.candidate_id),
-            stage=rejection.stage.value, code=rejection.code, message=rejection.message,
+        self.progress(
+            "rejected", candidate=rejection.candidate_id, stage=rejection.stage.value, code=rejection.code,
+            message=rejection.message,
         )  # fmt: skip
-
-    def _tell(self, kind: str, **facts: Any) -> None:
-        """Progress, with the time that is left."""
-        self.progress(kind, **facts, spent_s=round(self.budget.spent.wall_s, 1), limit_s=self.budget.wall_s)
-
-    def caveats_of(self, candidate: Candidate) -> tuple[str, ...]:
-        """What its engine and its config say about themselves."""
-        engine = self._engines.get(candidate.engine_id)
-        if engine is None:
-            return ()
-        return (*engine.details.get("caveats", ()), *serving_caveats(self.config(candidate, engine)))
 
     def python_backends(self) -> set[str]:
         """Backends of this study's arms that this project's python-based ones stand in for."""
@@ -430,20 +326,9 @@ class StudyLaboratory:
         """As-found, asked one request at a time: the answers that everything else is held against."""
         return self.stand.answers(AS_FOUND_NAME, samples, self.plan.datatypes, in_flight=1)
 
-    def serves_the_same(self, one: Candidate, other: Candidate) -> bool:
-        """Whether both come down to the same files under the same config."""
-        mine, theirs = self.build(one), self.build(other) if other.family != AS_FOUND else None
-        if isinstance(mine, BuildFailure) or isinstance(theirs, BuildFailure):
-            return False
-        first, second = self.deployment(one, mine, name="x"), self.deployment(other, theirs, name="x")
-        same_files = {path: file.resolve() for path, file in first.files.items()} == {
-            path: file.resolve() for path, file in second.files.items()
-        }
-        return same_files and bool(parse_config(first.config_text) == parse_config(second.config_text))
-
     def pin_with_twin(self, reference: Candidate) -> None:
         """Keeps the reference loaded, and loads a second copy of it for A/A pairs."""
-        engine = self._engines.get(reference.engine_id)
+        engine = self.built(reference)
         for name in (self.name_of(reference), TWIN_NAME):
             failure = self.stand.serve(self.deployment(reference, engine, name=name), pin=True)
             if failure is not None:
@@ -453,20 +338,28 @@ class StudyLaboratory:
                     remedy="give the sandbox more memory",
                 )
 
-    def remove_engines_except(self, kept: Sequence[str]) -> None:
-        """Losing engines go, unless all are to be kept. What was learnt of them stays in the ledger."""
-        if self.plan.save_all_engines:
-            return
-        for directory in (self.plan.directory / "engines").glob("*"):
-            if directory.name not in kept:
-                shutil.rmtree(directory, ignore_errors=True)
+
+def keep_log(path: Path, key: str) -> str | None:
+    """Keeps a confirmation window's log under a name of its own, and removes any other. Returns the file's name."""
+    if not key.startswith(CONFIRM):
+        path.unlink(missing_ok=True)
+        return None
+    # The generator numbers its files from 1 in every run and on every server.
+    kept = path.with_name(key.replace(":", "-") + path.suffix)
+    path.replace(kept)
+    return kept.name
 
 
-def make_pair(candidate: Measurement, reference: Measurement, objective: Objective, purpose: str, index: int) -> Pair:
-    """A pair is unusable when either window is, or when either arm completed nothing."""
+def make_pair(
+    candidate: Measurement, reference: Measurement, objective: Objective, purpose: str, index: int,
+    *, throttled_counts: bool = False,
+) -> Pair:  # fmt: skip
+    """A pair is unusable when either window is, when either arm completed nothing, or when the GPU throttled either
+    (``throttled_counts``: then it is kept)."""
     ratio = log_ratio(objective, reference, candidate)
     p99 = candidate.percentiles_us.get("p99"), reference.percentiles_us.get("p99")
-    usable = candidate.usable and reference.usable and ratio is not None
+    throttled = bool(candidate.resources.gpu_throttled or reference.resources.gpu_throttled)
+    usable = candidate.usable and reference.usable and ratio is not None and (throttled_counts or not throttled)
     return Pair(
         candidate_id=candidate.candidate_id,
         reference_id=reference.candidate_id,
@@ -485,11 +378,5 @@ def make_pair(candidate: Measurement, reference: Measurement, objective: Objecti
 
 
 def _reasons(measurement: Measurement) -> str:
-    return ", ".join(f"{count}x {reason}" for reason, count in measurement.failures.items())
-
-
-def request_shapes(samples: SampleSet) -> list[dict[str, tuple[int, ...]]]:
-    distinct = {
-        tuple(sorted((name, array.shape) for name, array in sample.inputs.items())) for sample in samples.samples
-    }
-    return [dict(shape) for shape in sorted(distinct)]
+    failures: Mapping[str, int] = measurement.failures
+    return ", ".join(f"{count}x {reason}" for reason, count in failures.items())

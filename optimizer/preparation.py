@@ -19,7 +19,6 @@ from optimizer.engines import families
 from optimizer.engines._base import EngineFamily, HasBuildRoutes
 from optimizer.errors import InputError
 from optimizer.gpu import Gpu, list_gpus, select
-from optimizer.laboratory import Plan, request_shapes
 from optimizer.records.environment import Fingerprint
 from optimizer.records.measurement import Arrival, Workload
 from optimizer.records.model import Model
@@ -33,6 +32,7 @@ from optimizer.routes.space import Space, default_space, expression_for, permitt
 from optimizer.sandbox import launchers
 from optimizer.sandbox._base import Launcher, SandboxOptions
 from optimizer.search.choose import Expansions
+from optimizer.workbench import Plan, request_shapes
 
 NEEDED_FOR_A_FINAL_CHECK = 2
 """Fewer samples than this cannot be split into two sets."""
@@ -51,11 +51,12 @@ class Preparation:
     hints: tuple[Route, ...]
     why: Mapping[str, str]
     """Choices that were made for the user, by subject."""
+    gpu: Gpu | None = None
 
 
-def references_file(directory: Path) -> Path:
-    """Where a study keeps the expected outputs of its held-out samples, which a write-back is tested against."""
-    return directory / "references" / "held_out.npz"
+def references_file(directory: Path, name: str = "held_out") -> Path:
+    """Where a study keeps the expected outputs of a set; a write-back is tested against the held-out samples'."""
+    return directory / "references" / f"{name}.npz"
 
 
 def prepare(repository: Path, name: str, settings: Settings, directory: Path) -> Preparation:
@@ -107,6 +108,7 @@ def prepare(repository: Path, name: str, settings: Settings, directory: Path) ->
         expansions=expansions,
         hints=hints_of(settings),
         why={"sandbox": why_launcher, "family": why_family, "space": why_space},
+        gpu=gpu,
     )
 
 
@@ -257,7 +259,7 @@ def fingerprint_of(plan: Plan, launcher: Launcher, family: EngineFamily, gpu: Gp
         }
     )
     facts = {
-        "cpu": _cpu(),
+        "cpu": cpu_name(),
         "machine": platform.machine(),
         "workload": plan.workload.label,
         **(gpu.facts() if gpu is not None else {}),
@@ -272,7 +274,8 @@ def fingerprint_of(plan: Plan, launcher: Launcher, family: EngineFamily, gpu: Gp
     return Fingerprint(plan.model.content_hash, hashlib.sha256("\n".join(shapes).encode()).hexdigest(), facts)
 
 
-def _cpu() -> str:
+def cpu_name() -> str:
+    """As the fingerprint has it."""
     for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
         if line.startswith("model name"):
             return line.split(":", 1)[1].strip()

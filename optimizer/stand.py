@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
+from optimizer.accuracy.requests import Infer
 from optimizer.accuracy.validator import Answer, FailedAnswer
 from optimizer.errors import EnvironmentFailure
 from optimizer.load.generator import LoadGenerator, Window
@@ -27,7 +28,7 @@ DEFAULT_RAMP_S = 0.2
 """Load before a window where no warm-up was measured."""
 
 RESTARTS = 8
-"""A server that dies more often than this in one study is the environment's fault, not the candidates'."""
+"""A server that dies more often than this with no good window between is the environment's fault, not a candidate's."""
 
 
 class Stand:
@@ -102,7 +103,7 @@ class Stand:
 
     def revive(self) -> bool:
         """Starts a dead server again with the pinned models. ``False`` if it was alive."""
-        if self.alive:
+        if self.alive or self._sandbox is None:
             return False
         self._restarts += 1
         if self._restarts > RESTARTS:
@@ -127,6 +128,8 @@ class Stand:
 
     def serve(self, deployment: Deployment, *, pin: bool = False) -> LoadFailure | None:
         """Loads it beside what is there, dropping the candidate that was used longest ago if it gets too many."""
+        # A candidate that killed the server was the last one to be asked: the next must not answer for it.
+        self.revive()
         if pin:
             self._pinned.add(deployment.name)
         if self._loaded.get(deployment.name) == deployment:
@@ -176,6 +179,14 @@ class Stand:
             while pending:
                 yield _answer(*pending.popitem(last=False))
 
+    @contextlib.contextmanager
+    def infer(self, name: str, datatypes: Mapping[str, str], *, timeout_s: float = 60.0) -> Iterator[Infer]:
+        """A function that sends one request to a loaded model and gives its outputs and their data types."""
+        with TritonClient(self.info.grpc_url) as client:
+            yield lambda inputs: parse_response(
+                client.infer_raw(build_request(name, inputs, datatypes), timeout_s=timeout_s)
+            )
+
     def prepare(self, samples: SampleSet, datatypes: Mapping[str, str]) -> None:
         """Sets the requests of the following loads."""
         if self._samples is not None and self._samples[0] is samples:
@@ -193,6 +204,8 @@ class Stand:
             found = None
             if warmup_s > 0:
                 found = find_warmup(generator, name, workload, candidate_id=candidate_id, limit_s=warmup_s)
+                for log in self.logs.glob(f"{candidate_id}-warmup-*"):
+                    log.unlink(missing_ok=True)
             self._warm[name] = found
         warm = self._warm[name]
         window = generator.run(
@@ -204,6 +217,8 @@ class Stand:
         )
         if name in self._loaded:
             self._loaded.move_to_end(name)
+        if window.measurement.usable and self.alive:
+            self._restarts = 0
         return window
 
     def _ready_generator(self) -> LoadGenerator:

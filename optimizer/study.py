@@ -7,34 +7,37 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from optimizer.accuracy.kept_references import save_references
+from optimizer.accuracy.hard_cases import tag_hard_cases
+from optimizer.accuracy.kept_references import load_references, save_references
 from optimizer.accuracy.references import with_references
+from optimizer.baseline import CAVEAT, lacks_gpu_runtime
 from optimizer.durable import write_json
 from optimizer.errors import EnvironmentFailure, OptimizerError, ReferenceFailure, StudyInterrupted
+from optimizer.evidence import capacity_of, caveats, front, spent_so_far, worth
+from optimizer.gpu import busy_reasons, read_state
 from optimizer.judge.decide import Confirmation, Context, JudgeSettings, decide, pairs_needed
 from optimizer.judge.statistics import Noise, noise_of
-from optimizer.laboratory import TWIN_NAME, StudyLaboratory
+from optimizer.laboratory import CONFIRM, FRESH, NOISE, TWIN_NAME, StudyLaboratory
 from optimizer.ledger import Ledger
 from optimizer.preparation import Preparation, references_file
 from optimizer.progress import Progress
 from optimizer.records.candidate import Pair, Rejection, Stage
-from optimizer.records.codec import to_json
+from optimizer.records.codec import from_json, to_json
 from optimizer.records.decision import Decision
-from optimizer.records.objective import ObjectiveKind
+from optimizer.records.measurement import Measurement
 from optimizer.records.route import Candidate, Route
+from optimizer.records.samples import SampleSet
 from optimizer.search._base import BudgetSpent, Standing
-from optimizer.search.budget import Budget, Spent
+from optimizer.search.budget import Budget
 from optimizer.search.choose import choose_strategy
 from optimizer.stand import Stand
 
-NOISE = "noise"
-CONFIRM = "confirm"
-FRESH = "confirm-fresh"
 MOST_RESERVED = 0.5
 """Of a limited time, the largest part that is kept for confirming finalists."""
 
@@ -48,19 +51,34 @@ class StudyResult:
 
 def run_study(preparation: Preparation, progress: Progress) -> StudyResult:
     """Raises :class:`ReferenceFailure`, :class:`StudyInterrupted`, :class:`optimizer.errors.EnvironmentFailure`."""
-    directory = preparation.plan.directory
-    with Ledger.open(directory) as ledger:
-        decision = ledger.load("decision", "final", Decision)
-        if decision is None:
-            with why_it_stopped(ledger), open_laboratory(preparation, ledger, progress) as laboratory:
-                establish_references(laboratory, preparation)
-                noise = measure_noise(laboratory, preparation)
-                standings, spent = search(laboratory, preparation)
-                confirmations = confirm(laboratory, preparation, standings, noise)
-                decision = judge(laboratory, preparation, confirmations, noise, spent=spent)
-                keep(laboratory, decision)
+    with Ledger.open(preparation.plan.directory) as ledger:
+        return study_in(ledger, preparation, progress)
+
+
+def study_in(ledger: Ledger, preparation: Preparation, progress: Progress) -> StudyResult:
+    """The sentence, on a ledger that is open already."""
+    decision = ledger.load("decision", "final", Decision)
+    if decision is None:
+        report_busy_gpu(ledger, preparation, progress)
+        with why_it_stopped(ledger), open_laboratory(preparation, ledger, progress) as laboratory:
+            establish_references(laboratory, preparation)
+            noise = measure_noise(laboratory, preparation)
+            standings, spent = search(laboratory, preparation)
+            confirmations = confirm(laboratory, preparation, standings, noise)
+            decision = judge(laboratory, preparation, confirmations, noise, spent=spent)
+    keep(ledger, preparation, decision)
     progress("decision", verdict=decision.verdict.value, sentence=decision.sentence)
-    return StudyResult(directory, decision, preparation)
+    return StudyResult(preparation.plan.directory, decision, preparation)
+
+
+def report_busy_gpu(ledger: Ledger, preparation: Preparation, progress: Progress) -> None:
+    """Before the study's own server is on it, whoever else uses the GPU is seen; remembered as a caveat."""
+    if preparation.gpu is None:
+        return
+    reasons = busy_reasons(read_state(preparation.gpu))
+    if reasons:
+        progress("warning", text=f"the GPU is busy, measurements will be disturbed: {'; '.join(reasons)}")
+        ledger.append("fact", "gpu_busy", {"reasons": list(reasons)})
 
 
 @contextlib.contextmanager
@@ -124,6 +142,7 @@ def open_laboratory(preparation: Preparation, ledger: Ledger, progress: Progress
             # A resumed study goes on counting where this run stops.
             with contextlib.suppress(EnvironmentFailure):
                 ledger.append("fact", "spent", dataclasses.asdict(budget.spent))
+    shutil.rmtree(preparation.options.workdir, ignore_errors=True)
 
 
 def open_budget(preparation: Preparation, ledger: Ledger) -> Budget:
@@ -131,52 +150,87 @@ def open_budget(preparation: Preparation, ledger: Ledger) -> Budget:
     settings, window_s = preparation.settings, preparation.plan.workload.duration_s
     minutes = settings.budget.minutes
     confirmation_s = settings.judge.finalists * settings.judge.max_pairs * 3 * window_s
-    spent = ledger.load("fact", "spent", Spent)
     return Budget(
         minutes * 60 if minutes else None,
         settings.budget.builds,
+        settings.budget.gpu_hours,
         reserve_s=min(confirmation_s, minutes * 60 * MOST_RESERVED) if minutes else 0.0,
-        spent=spent,
+        spent=spent_so_far(ledger),
     )
 
 
 def establish_references(laboratory: StudyLaboratory, preparation: Preparation) -> None:
     """As-found answers, rightly and stably; every sample gets its expected outputs; the default route is tried."""
-    plan, progress = laboratory.plan, laboratory.progress
-    progress("stage", stage="references", text=f"loading {plan.model.name} as found")
     laboratory.remember(laboratory.as_found)
-    failure = laboratory.stand.serve(laboratory.deployment(laboratory.as_found, None), pin=True)
-    if failure is not None:
-        if failure.code != "missing_backend":
-            raise ReferenceFailure(
-                f"the model as found does not load: {failure.message}",
-                where=plan.model.directory,
-                field=failure.code,
-                remedy="make it load on a Triton server first; `inspect` may tell what is wrong",
-            )
-        laboratory.as_found_served = False
-        progress("warning", text=f"as-found cannot be served here: {failure.message}")
-    progress("stage", stage="references", text=f"reference outputs for {len(plan.tune)} + {len(plan.held_out)} samples")
-    tune, held_out = with_references(
-        (plan.tune, plan.held_out),
-        plan.model,
-        kind=preparation.settings.inputs.reference,
-        answers=laboratory.reference_answers if laboratory.as_found_served else None,
-        onnx=plan.source,
-        tolerances=plan.tolerances,
-    )
-    laboratory.plan = replace(plan, tune=tune, held_out=held_out)
-    kept = references_file(plan.directory)
-    kept.parent.mkdir(exist_ok=True)
-    save_references(kept, held_out)
-    laboratory.stand.prepare(tune, plan.datatypes)
+    serve_as_found(laboratory)
+    tune, held_out = expected_outputs(laboratory, preparation)
+    laboratory.plan = replace(laboratory.plan, tune=tune, held_out=held_out)
+    laboratory.stand.prepare(tune, laboratory.plan.datatypes)
     establish_default(laboratory)
+
+
+def serve_as_found(laboratory: StudyLaboratory) -> None:
+    """As the repository has it; on the CPU where the sandbox lacks its GPU runtime; not at all where no backend is."""
+    plan = laboratory.plan
+    laboratory.progress("stage", text=f"loading {plan.model.name} as found")
+    failure = laboratory.stand.serve(laboratory.deployment(laboratory.as_found, None), pin=True)
+    if failure is not None and lacks_gpu_runtime(failure):
+        laboratory.as_found_on_cpu = True
+        laboratory.progress("warning", text=CAVEAT)
+        failure = laboratory.stand.serve(laboratory.deployment(laboratory.as_found, None), pin=True)
+    if failure is None:
+        return
+    if failure.code != "missing_backend":
+        raise ReferenceFailure(
+            f"the model as found does not load: {failure.message}",
+            where=plan.model.directory,
+            field=failure.code,
+            remedy="make it load on a Triton server first; `inspect` may tell what is wrong",
+        )
+    laboratory.as_found_served = False
+    laboratory.progress("warning", text=f"as-found cannot be served here: {failure.message}")
+
+
+def expected_outputs(laboratory: StudyLaboratory, preparation: Preparation) -> tuple[SampleSet, SampleSet]:
+    """Both sets with expected outputs, kept in the study with their hash and origin: a resumed study, and a write-back,
+    hold answers against the very same ones.
+
+    Where the user tagged no sample, the hard ones (least margin, extreme values, odd batches) get tags, so that losses
+    are shown for them too. Tags of ours add no requirement.
+    """
+    plan, directory = laboratory.plan, laboratory.plan.directory
+    sets = (plan.tune, plan.held_out)
+    files = [references_file(directory, samples.name) for samples in sets]
+    known = laboratory.ledger.get("fact", "references")
+    if known is not None:
+        tune, held_out = (
+            replace(load_references(file, samples), details={**samples.details, **known["details"][samples.name]})
+            for file, samples in zip(files, sets, strict=True)
+        )
+    else:
+        laboratory.progress("stage", text=f"reference outputs for {len(sets[0])} + {len(sets[1])} samples")
+        tune, held_out = with_references(
+            sets,
+            plan.model,
+            kind=preparation.settings.inputs.reference,
+            answers=laboratory.reference_answers if laboratory.as_found_served else None,
+            onnx=plan.source,
+            tolerances=plan.tolerances,
+        )
+        if not any(sample.tags for samples in (tune, held_out) for sample in samples.samples):
+            tune, held_out = tag_hard_cases(tune), tag_hard_cases(held_out)
+        files[0].parent.mkdir(exist_ok=True)
+        sha256 = {one.name: save_references(file, one) for file, one in zip(files, (tune, held_out), strict=True)}
+        details = {one.name: {name: one.details[name] for name in ("noise", "notes")} for one in (tune, held_out)}
+        facts = {"origin": tune.references, "sha256": sha256, "details": details}
+        laboratory.ledger.append("fact", "references", facts)
+    return tune, held_out
 
 
 def establish_default(laboratory: StudyLaboratory) -> None:
     """The family's default route, where it is not the very same thing as what is there."""
     default = laboratory.candidate(Route())
-    if laboratory.as_found_served and laboratory.serves_the_same(default, laboratory.as_found):
+    if laboratory.as_found_judges and laboratory.serves_the_same(default, laboratory.as_found):
         laboratory.default_is_as_found = True
         laboratory.default = laboratory.as_found
         return
@@ -184,7 +238,7 @@ def establish_default(laboratory: StudyLaboratory) -> None:
     if rejection is None:
         laboratory.default = default
         return
-    if not laboratory.as_found_served:
+    if not laboratory.as_found_judges:
         raise ReferenceFailure(
             f"neither as-found nor the default route can be served: {rejection.message}",
             where=laboratory.plan.model.directory,
@@ -200,9 +254,14 @@ def measure_noise(laboratory: StudyLaboratory, preparation: Preparation) -> Nois
     reference = laboratory.default
     wanted = preparation.settings.judge.noise_pairs
     laboratory.progress("stage", stage="noise", text=f"measuring noise: {wanted} pairs of the reference", pairs=wanted)
-    laboratory.pin_with_twin(reference)
+    wanted = preparation.settings.judge.noise_pairs
+    known = laboratory.ledger.load("fact", "noise", Noise)
+    if known is None:
+        laboratory.pin_with_twin(reference)
+    else:
+        pin(laboratory, reference)
     pairs = []
-    for index in range(preparation.settings.judge.noise_pairs):
+    for index in range(wanted if known is None else 0):
         pair = laboratory.compare(reference, reference, index, NOISE, laboratory.stand)
         if isinstance(pair, Rejection):
             raise ReferenceFailure(
@@ -213,11 +272,29 @@ def measure_noise(laboratory: StudyLaboratory, preparation: Preparation) -> Nois
             )
         pairs.append(pair)
     laboratory.stand.drop(TWIN_NAME)
-    noise = noise_of(pairs)
+    noise = known or noise_of(pairs)
     laboratory.noise = noise.sd_upper
-    laboratory.ledger.append("fact", "noise", to_json(noise))
-    laboratory.progress("stage", stage="noise", text=f"noise of a pair: {noise.sd:.1%} (at most {noise.sd_upper:.1%})")
+    laboratory.throttling_is_normal = mostly_throttled(laboratory.ledger)
+    if known is None:
+        laboratory.ledger.append("fact", "noise", to_json(noise))
+    laboratory.progress("stage", text=f"noise of a pair: {noise.sd:.1%} (at most {noise.sd_upper:.1%})")
     return noise
+
+
+def pin(laboratory: StudyLaboratory, reference: Candidate) -> None:
+    failure = laboratory.stand.serve(laboratory.deployment(reference, laboratory.built(reference)), pin=True)
+    if failure is not None:
+        raise EnvironmentFailure(f"the reference does not load any more: {failure.message}", field=failure.code)
+
+
+def mostly_throttled(ledger: Ledger) -> bool:
+    """Whether the GPU held its clocks down in most windows of the reference against itself."""
+    seen = [
+        from_json(Measurement, entry.data).resources.gpu_throttled
+        for entry in ledger.records("measurement")
+        if entry.key.startswith(NOISE)
+    ]
+    return 2 * sum(one is True for one in seen) > len(seen)
 
 
 def search(laboratory: StudyLaboratory, preparation: Preparation) -> tuple[Sequence[Standing], bool]:
@@ -257,11 +334,14 @@ def confirm(
             finalists=len(finalists), pairs=pairs,
         )  # fmt: skip
         laboratory.stand.prepare(laboratory.plan.held_out, laboratory.plan.datatypes)
-    return [confirm_one(laboratory, finalist, pairs) for finalist in finalists]
+    confirmations = [confirm_one(laboratory, finalist, pairs) for finalist in finalists]
+    if finalists and laboratory.as_found_on_cpu:
+        laboratory.measure(laboratory.as_found, f"{CONFIRM}:{laboratory.as_found.id}")
+    return confirmations
 
 
 def confirm_one(laboratory: StudyLaboratory, candidate: Candidate, pairs: int) -> Confirmation:
-    references = [laboratory.as_found] if laboratory.as_found_served else []
+    references = [laboratory.as_found] if laboratory.as_found_judges else []
     if laboratory.default.id not in (candidate.id, laboratory.as_found.id):
         references.append(laboratory.default)
     rejection = laboratory.serve(laboratory.stand, candidate)
@@ -321,7 +401,7 @@ def judge(
         confirmations,
         judge_rules(preparation),
         Context(
-            as_found_served=laboratory.as_found_served,
+            as_found_served=laboratory.as_found_judges,
             default_id=laboratory.default.id,
             noise=noise.sd,
             excluded=excluded,
@@ -332,43 +412,22 @@ def judge(
             objective=laboratory.plan.objective.name,
         ),
     )
-    laboratory.ledger.save("decision", "final", decision)
+    ledger, plan = laboratory.ledger, laboratory.plan
+    ledger.append("fact", "pareto", front(ledger, plan.objective))
+    decision = worth(
+        decision, laboratory.budget.spent, plan.objective, preparation.settings.budget,
+        gpu=plan.gpu is not None, capacity_per_s=capacity_of(confirmations, decision.reference_id),
+    )  # fmt: skip
+    ledger.save("decision", "final", decision)
     return decision
 
 
-def caveats(laboratory: StudyLaboratory, noise: Noise, confirmations: Sequence[Confirmation]) -> Iterator[str]:
-    plan = laboratory.plan
-    if plan.tune.synthetic:
-        yield (
-            "synthetic inputs: random data say nothing about accuracy on yours, and speed may depend on values; "
-            "give real samples with --inputs"
-        )
-    backends = laboratory.python_backends()
-    if backends:
-        yield (
-            f"served by python-based backends ({', '.join(sorted(backends))}) for every arm alike: "
-            "ratios are guidance for the native backends, absolute numbers are not theirs"
-        )
-    for confirmation in confirmations:
-        route = Route.parse(str((laboratory.ledger.get("candidate", confirmation.candidate_id) or {}).get("route", "")))
-        for caveat in laboratory.caveats_of(laboratory.candidate(route)):
-            yield f"{confirmation.label}: {caveat}"
-    if noise.biased:
-        yield "two copies of the reference differ: something on this machine favours one of them"
-    if not plan.tolerances:
-        yield "no tolerance was given: losses are shown, nothing may be written back"
-    if plan.objective.kind is not ObjectiveKind.THROUGHPUT:
-        yield f"the objective is {plan.objective.name}"
-
-
-def keep(laboratory: StudyLaboratory, decision: Decision) -> None:
-    """Writes ``decision.json``; losing engines go."""
-    kept = []
-    if decision.winner is not None:
-        facts = laboratory.ledger.get("candidate", decision.winner) or {}
-        kept.append(str(facts.get("engine", "")))
-    laboratory.remove_engines_except(kept)
-    write_json(
-        laboratory.plan.directory / "decision.json",
-        {"schema": 1, "model": laboratory.plan.model.name, "decision": to_json(decision)},
-    )
+def keep(ledger: Ledger, preparation: Preparation, decision: Decision) -> None:
+    """Writes ``decision.json``; losing engines go. Done again by `resume` where it was cut short."""
+    plan = preparation.plan
+    if not plan.save_all_engines:
+        winner = ledger.get("candidate", decision.winner) if decision.winner is not None else None
+        for engine in (plan.directory / "engines").glob("*"):
+            if winner is None or engine.name != winner["engine"]:
+                shutil.rmtree(engine, ignore_errors=True)
+    write_json(plan.directory / "decision.json", {"schema": 1, "model": plan.model.name, "decision": to_json(decision)})

@@ -26,7 +26,7 @@ SCHEMA = 1
 
 def save_references(path: Path, samples: SampleSet) -> str:
     """Writes the samples' expected outputs to ``path`` (an ``.npz``) and returns its sha256, which the ``.json`` holds
-    with the origin and every sample's content hash. Raises ``ValueError`` where a sample has none."""
+    with the origin, every sample's content hash and its tags. Raises ``ValueError`` where a sample has none."""
     arrays: dict[str, Array] = {}
     for index, sample in enumerate(samples.samples):
         if sample.expected is None:
@@ -47,18 +47,20 @@ def save_references(path: Path, samples: SampleSet) -> str:
     write_json(path.with_suffix(".json"), {
         "schema": SCHEMA, "sha256": digest, "references": samples.references, "origin": samples.origin,
         "set": samples.name, "samples": [[sample.id, sample.content_hash] for sample in samples.samples],
+        "tags": [sorted(sample.tags) for sample in samples.samples],
     })  # fmt: skip
     return digest
 
 
 def load_references(path: Path, samples: SampleSet) -> SampleSet:
-    """``samples`` with the expected outputs of ``path``. Raises :class:`InputError` where the file was changed, or
+    """``samples`` with the expected outputs, and the tags, of ``path``. Raises :class:`InputError` where the file was changed, or
     belongs to other samples."""
     notes = path.with_suffix(".json")
     try:
         document: Mapping[str, Any] = json.loads(notes.read_text(encoding="utf-8"))
         listed = [tuple(entry) for entry in document["samples"]]
         schema, wanted, references = document["schema"], document["sha256"], document["references"]
+        tags = document.get("tags", [[]] * len(listed))
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}", where=notes) from None
     except (ValueError, KeyError, TypeError) as error:
@@ -82,7 +84,8 @@ def load_references(path: Path, samples: SampleSet) -> SampleSet:
     return replace(
         samples,
         samples=tuple(
-            replace(sample, expected=outputs) for sample, outputs in zip(samples.samples, expected, strict=True)
+            replace(sample, expected=outputs, tags=sample.tags | frozenset(own))
+            for sample, outputs, own in zip(samples.samples, expected, tags, strict=True)
         ),
         references=references,
     )

@@ -44,11 +44,15 @@ def losses_of(parity: Parity) -> dict[str, float]:
 
 
 def suggest_tolerance(
-    noise: Mapping[str, float], fp16_losses: Mapping[str, float] | None, datatypes: Mapping[str, str]
+    noise: Mapping[str, float],
+    fp16_losses: Mapping[str, float] | None,
+    datatypes: Mapping[str, str],
+    *,
+    precision: str = "FP16",
 ) -> Suggestion:
     """``noise`` and ``fp16_losses`` map ``OUTPUT:METRIC`` to a loss, as explorations without tolerances give them;
     ``datatypes`` maps the outputs to their Triton data types. ``fp16_losses`` is ``None`` where no FP16 candidate could
-    be built or where its answers were not finite."""
+    be built or where its answers were not finite. ``precision`` names that candidate, where it is another one."""
     tolerances: list[Tolerance] = []
     lines: list[str] = []
     for output, datatype in datatypes.items():
@@ -65,7 +69,7 @@ def suggest_tolerance(
                 )
             continue
         for metric in SUGGESTED_METRICS:
-            threshold, why = _threshold(f"{output}:{metric}", metric, noise, fp16_losses)
+            threshold, why = _threshold(f"{output}:{metric}", metric, noise, fp16_losses, precision)
             if threshold > 0.0:
                 tolerances.append(Tolerance(metric, threshold, output))
                 lines.append(f"{output}: {metric}<={threshold:g}, {why}")
@@ -75,14 +79,14 @@ def suggest_tolerance(
 
 
 def _threshold(
-    key: str, metric: str, noise: Mapping[str, float], fp16_losses: Mapping[str, float] | None
+    key: str, metric: str, noise: Mapping[str, float], fp16_losses: Mapping[str, float] | None, precision: str
 ) -> tuple[float, str]:
     own = noise.get(key, 0.0)
     factor = NOISE_FACTOR if fp16_losses is not None else NOISE_FACTOR_ALONE
     choices = [(factor * own, f"{factor:g} times the reference's own noise of {own:.3g}")]
     if fp16_losses is not None:
         loss = fp16_losses.get(key, 0.0)
-        choices.append((FP16_FACTOR * loss, f"{FP16_FACTOR:g} times the FP16 candidate's loss of {loss:.3g}"))
+        choices.append((FP16_FACTOR * loss, f"{FP16_FACTOR:g} times the {precision} candidate's loss of {loss:.3g}"))
     if metric == "rel_l2":
         choices.append((FP32_REL_L2, "the rounding of FP32 sums"))
     value, why = max(choices)

@@ -15,9 +15,13 @@ from optimizer.records.parity import Parity, Tolerance
 from optimizer.records.samples import SampleSet
 from optimizer.triton.client import parse_response
 
-MISPLACED = 0.5
+MISPLACED = 0.1
 """A response is someone else's when its distance to that sample's expected output is at most this part of the distance
 to its own. A wrong answer is as far from both; a swapped one is at rounding distance from the other."""
+
+FAR_APART = 0.1
+"""Samples whose expected outputs are nearer than this are not told apart: between two nearly equal ones an honest
+rounding error may point to either."""
 
 
 def answers_of(responses: Iterable[tuple[int, bytes]]) -> Iterator[Answer | FailedAnswer]:
@@ -37,10 +41,13 @@ def check_under_load(
     answers: Iterable[Answer | FailedAnswer],
     tolerances: Sequence[Tolerance],
     datatypes: Mapping[str, str],
+    *,
+    others: Sequence[int] | None = None,
 ) -> Parity:
     """As :func:`optimizer.accuracy.validator.validate`, for samples that need not all have been answered, with
-    ``misplaced`` defects besides. No answers at all are a defect: nothing was checked."""
-    others = discriminating(samples)
+    ``misplaced`` defects besides. No answers at all are a defect: nothing was checked. ``others`` are the samples whose
+    answers are told apart (default: :func:`discriminating`, which takes time on a large set)."""
+    others = discriminating(samples) if others is None else others
     misplaced: list[str] = []
     count = 0
 
@@ -74,6 +81,10 @@ def owner_of(answer: Answer, samples: SampleSet, others: Sequence[int]) -> int |
         return None
     for index in others:
         theirs = samples.samples[index].expected or {}
-        if index != answer.index and distance(answer.outputs, theirs) <= MISPLACED * own and distance(expected, theirs):
+        if (
+            index != answer.index
+            and distance(answer.outputs, theirs) <= MISPLACED * own
+            and distance(expected, theirs) >= FAR_APART
+        ):
             return index
     return None

@@ -14,6 +14,7 @@ def break_even(
     load_per_s: float | None = None,
     capacity_per_s: float | None = None,
     gpu_price_per_h: float | None = None,
+    machine: str = "GPU",
 ) -> dict[str, float | str]:
     """What a study of ``hours`` GPU hours has to be weighed against.
 
@@ -24,8 +25,8 @@ def break_even(
     With ``load_per_s`` and ``capacity_per_s`` (inferences/s that production needs, and that one GPU serves as found,
     in the same unit as measured) whole servers are counted: ``servers_before``, ``servers_after``, and only their
     difference saves money. With ``gpu_price_per_h`` also ``cost`` and ``saved_per_month`` (730 h). ``sentence`` says
-    it for people; infinite numbers are left out. Raises ``ValueError`` for a load without a capacity, or one that is
-    not positive.
+    it for people (``machine`` names what is not a GPU); infinite numbers are left out. Raises ``ValueError`` for a load
+    without a capacity, or one that is not positive.
     """
     if (load_per_s is None) != (capacity_per_s is None):
         raise ValueError("the load and the capacity of one server are needed together")
@@ -41,8 +42,8 @@ def break_even(
     result["gpu_days"] = hours / (24 * (1 - 1 / ratio_lower))
     if load_per_s is None or capacity_per_s is None:
         result["sentence"] = (
-            f"The {hours:.2g} GPU hours spent are earned back by {result['gpu_days']:.2g} GPU-days of full load "
-            "(give the production load to know whether servers are saved)."
+            f"The {hours:.2g} {machine} hours spent are earned back by {result['gpu_days']:.2g} {machine}-days of full "
+            "load (give the production load to know whether servers are saved)."
         )
         return result
     before = _servers(load_per_s, capacity_per_s)
@@ -57,7 +58,8 @@ def break_even(
     saved = before - after
     days = hours / (24 * saved)
     result["days"] = days
-    sentence = f"Saves {_count(saved)} of {before}: the {hours:.2g} GPU hours spent are earned back in {days:.2g} days"
+    sentence = f"Saves {_count(saved)} of {before}: the {hours:.2g} {machine} hours spent are earned back in "
+    sentence += f"{days:.2g} days"
     if gpu_price_per_h is not None:
         saved_per_month = saved * HOURS_A_MONTH * gpu_price_per_h
         result["saved_per_month"] = saved_per_month

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from optimizer.records.route import Route
+from optimizer.records.route import AS_FOUND, Route
 from optimizer.search._base import Laboratory, Standing
 from optimizer.search.board import TYPICAL_NOISE, Board, Entry
 
@@ -172,6 +172,12 @@ def _best_changes(board: Board) -> list[Entry]:
 def race(board: Board, entries: Sequence[Entry], settings: RaceSettings, max_pairs: int | None = None) -> None:
     """Races ``entries`` on the board. Other strategies end with it, to sort out their best."""
     racing = [entry for entry in entries if not entry.is_reference]
+    if len(racing) <= _places(board, settings):
+        # Everyone is a finalist, and confirmation measures afresh: one pair shows that it serves under load.
+        for entry in racing:
+            if not entry.pairs:
+                board.try_out(entry, 1)
+        return
     for position, round_ in enumerate(schedule(len(racing), board.noise, settings, max_pairs)):
         if position:
             racing = _survivors(racing, round_.candidates)
@@ -179,6 +185,14 @@ def race(board: Board, entries: Sequence[Entry], settings: RaceSettings, max_pai
                 # Nobody can lose a place any more, and confirmation measures afresh.
                 return
         _run_round(board, racing, round_.pairs, settings)
+
+
+def _places(board: Board, settings: RaceSettings) -> int:
+    """Places among the finalists that candidates compete for: a default route of a family may take one."""
+    default_competes = any(
+        entry.is_reference and entry.candidate.family != AS_FOUND for entry in board.entries.values()
+    )
+    return settings.finalists - default_competes
 
 
 def _survivors(racing: Sequence[Entry], places: int) -> list[Entry]:

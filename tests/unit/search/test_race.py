@@ -169,11 +169,19 @@ def test_without_builds_the_race_goes_on_with_the_engines_there_are():
 
 
 def test_unusable_pairs_are_replaced_and_do_not_count():
-    lab = laboratory([0.1, 0.0], unusable=lambda candidate, index: index in (0, 2))
-    standings = Race(routes(2)).search(lab)
+    lab = laboratory([0.1, 0.0, 0.0], unusable=lambda candidate, index: index in (0, 2))
+    standings = Race(routes(3)).search(lab)
     assert all(standing.pairs == 4 for standing in standings)
     indices = [index for what, text, index in lab.log if what == "race" and text == "-k000=on"]
     assert indices == [0, 1, 2, 3, 4, 5]
+
+
+def test_candidates_that_all_become_finalists_show_one_pair_and_race_no_further():
+    lab = laboratory([0.1, 0.0])
+    # Two and the default route for three places.
+    assert [standing.pairs for standing in Race(routes(2)).search(lab)] == [1, 1, 1]
+    lab = laboratory([0.1, 0.0, -0.1])
+    assert min(standing.pairs for standing in Race(routes(3)).search(lab)[:3]) == 4
 
 
 def test_who_has_no_usable_pair_does_not_stand_and_does_not_loop():
