@@ -29,11 +29,11 @@ def main() -> int:
     started = time.monotonic()
     make_fresh_directory()
     say("fetching the magika classifier from its PyPI wheel (checksum verified, cached)")
-    fetch("magika")
+    onnx = fetch("magika")
     write_repository_entry("magika", REPOSITORY)
-    say("reading real files of this machine as inputs")
-    count = write_samples(SAMPLES, count=240, seed=0)
-    say(f"{count} files, half of them kept for the final check")
+    say("reading real files of this machine as inputs; those on which the model is least sure are tagged hard")
+    samples = write_samples(SAMPLES, count=240, seed=0, onnx=onnx)
+    say(f"{len(samples)} files, half of them kept for the final check")
     before = sha256_tree(REPOSITORY)
     status = optimizer(
         "optimize", str(REPOSITORY), "--model", "magika", "--config", str(SETTINGS), "--inputs", str(SAMPLES),
