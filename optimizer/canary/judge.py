@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from optimizer.canary.evidence import ArmWindow, StepEvidence, WindowPair
-from optimizer.judge.statistics import bonferroni, bounds, summarize
+from optimizer.judge.statistics import bonferroni, bounds, summarize, t_quantile
 from optimizer.judge.tails import compare_tails
 from optimizer.records.parity import Tolerance
 
@@ -293,9 +293,10 @@ def _percentile_check(pairs: Sequence[WindowPair], percentile: float, alpha: flo
         have = min((sum(len(window[side]) for window in windows) for side in (0, 1)), default=0)
         needed = math.ceil(round(10 / (1 - percentile / 100), 6))
         return Check(name, missing, f"{have} answers of each arm, {needed} are needed")
-    worse = compare_tails(windows, bonferroni(alpha, len(PERCENTILES) + 1), rules.confidence, percentiles=(percentile,))
     ratio, upper = accept.ratio.ratio, accept.ratio.upper
-    lower = worse.ratio.lower if worse is not None else accept.ratio.lower
+    # The same standard error at the level at which one of several may condemn.
+    error = math.log(upper / ratio) / t_quantile(1 - alpha, accept.ratio.pairs - 1)
+    lower = ratio / math.exp(error * t_quantile(1 - bonferroni(alpha, len(PERCENTILES) + 1), accept.ratio.pairs - 1))
     said = (
         f"{ratio - 1:+.1%} ({accept.reference_us / 1e3:.2f} to {accept.candidate_us / 1e3:.2f} ms), "
         f"between {lower - 1:+.1%} and {upper - 1:+.1%}; {margin:.0%} is allowed"

@@ -8,15 +8,11 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from optimizer.apply.winner import read_winner
 from optimizer.canary.plan import CanaryPlan
-from optimizer.config import parse_settings
 from optimizer.errors import EnvironmentFailure, InputError
 from optimizer.ledger import STUDY_FILE, Ledger, read_study
-from optimizer.preparation import prepare
 from optimizer.records.decision import Decision, Verdict
 from optimizer.records.deployment import Deployment
-from optimizer.routes.serving import apply_serving
 from optimizer.sandbox import _repository
 from optimizer.stand import model_files
 from optimizer.triton.client import TritonClient, TritonError
@@ -46,6 +42,12 @@ def second_name(model: str, decision: Decision) -> str:
 
 def deployment_of(study: Path, name: str) -> Deployment:
     """The winner under ``name``: the engine that was measured, with the config that would be written back."""
+    # A canary between two servers needs none of this, and a guard must be quick.
+    from optimizer.apply.winner import read_winner
+    from optimizer.config import parse_settings
+    from optimizer.preparation import prepare
+    from optimizer.routes.serving import apply_serving
+
     _, decision = winner_of(study)
     header = read_study(study)
     settings = parse_settings(header.settings, where=study / STUDY_FILE)
