@@ -21,6 +21,7 @@ from optimizer.config import Settings
 _NAMES = {
     "models": "--model",
     "inputs.file": "--inputs",
+    "inputs.directory": "--inputs-directory",
     "inputs.held_out_file": "--held-out",
     "inputs.calibration_file": "--calibration",
     "inputs.shapes": "--shape",
@@ -102,7 +103,7 @@ def _parameter(dotted: str, field: FieldInfo) -> inspect.Parameter:
     if annotation is bool:
         kind, metavar = bool | None, None
         names = (f"{flag}/--no-{flag.removeprefix('--')}",)
-    elif typing.get_origin(annotation) is list:
+    elif typing.get_origin(annotation) in (list, dict):
         kind = list[str] | None
     option = typer.Option(*names, metavar=metavar, help=field.description, rich_help_panel=_panel(dotted))
     return inspect.Parameter(

@@ -23,6 +23,27 @@ def grpc_bodies(samples: Sequence[Sample], datatypes: Mapping[str, str]) -> Bodi
     return Bodies(tuple(build_request("", each.inputs, datatypes) for each in samples), (0,) * len(samples))
 
 
+@dataclass(frozen=True)
+class Part:
+    """What a mixed load sends to one model."""
+
+    model: str
+    samples: Sequence[Sample]
+    datatypes: Mapping[str, str]
+
+
+def mixed_bodies(parts: Sequence[Part]) -> tuple[Bodies, tuple[tuple[str, Sample], ...]]:
+    """Requests that hold their model's name, the models in turn, each as often as the others; and whose each one is.
+
+    Every model's samples come as often as the longest set has samples, so that one round through all requests asks
+    every model equally often.
+    """
+    longest = max(len(part.samples) for part in parts)
+    requests = [(part, part.samples[turn % len(part.samples)]) for turn in range(longest) for part in parts]
+    payloads = tuple(build_request(part.model, sample.inputs, part.datatypes) for part, sample in requests)
+    return Bodies(payloads, (0,) * len(payloads)), tuple((part.model, sample) for part, sample in requests)
+
+
 def http_bodies(samples: Sequence[Sample], datatypes: Mapping[str, str]) -> Bodies:
     payloads, lengths = [], []
     for sample in samples:

@@ -20,7 +20,7 @@ from typing import Literal
 import numpy as np
 
 from optimizer.errors import InputError
-from optimizer.load.bodies import Bodies, grpc_bodies, http_bodies, shared_memory_bodies
+from optimizer.load.bodies import Bodies, Part, grpc_bodies, http_bodies, mixed_bodies, shared_memory_bodies
 from optimizer.load.estimators import summarize
 from optimizer.load.honesty import Observation, check
 from optimizer.load.loop import Plan, Report
@@ -101,6 +101,8 @@ class LoadGenerator:
         self._workers: list[WorkerProcess] = []
         self._rows: Column = np.empty(0, np.int64)
         self._sample_ids: tuple[str, ...] = ()
+        self._in_turn = False
+        """Samples are sent in the order in which they were prepared, and not in one that the seed chooses."""
         self._numbers = itertools.count(1)
 
     def __enter__(self) -> LoadGenerator:
@@ -156,6 +158,24 @@ class LoadGenerator:
                 outputs = OutputSlots(dict(output_bytes), self._token)
         else:
             bodies = (http_bodies if self._transport == "http" else grpc_bodies)(samples, datatypes)
+        self._hand_out(bodies, samples, outputs)
+        self._in_turn = False
+
+    def prepare_mixed(self, parts: Sequence[Part]) -> tuple[str, ...]:
+        """Like :meth:`prepare`, for a load that asks several models in turn; returns the model's name by sample index.
+
+        :meth:`run` then needs one of the names for the server's statistics only. gRPC without shared memory.
+        """
+        if self._transport != "grpc" or self._shared_memory:
+            raise InputError(
+                "a mixed load goes over gRPC without shared memory", field="transport", remedy="make another generator"
+            )
+        bodies, requests = mixed_bodies(parts)
+        self._hand_out(bodies, [sample for _, sample in requests], None)
+        self._in_turn = True
+        return tuple(model for model, _ in requests)
+
+    def _hand_out(self, bodies: Bodies, samples: Sequence[Sample], outputs: OutputSlots | None) -> None:
         region = (self._region.name,) if self._region is not None else ()
         cuda = self._shared_memory == "cuda"
         commands = [
@@ -274,7 +294,7 @@ class LoadGenerator:
         keep_responses: int,
         weights: Sequence[float] | None,
     ) -> tuple[list[Plan], int]:
-        count, samples = len(self._workers), len(self._rows)
+        count = len(self._workers)
         due: Column = np.empty(0, np.int64)
         if workload.arrival is Arrival.CLOSED_LOOP:
             if workload.concurrency < 1:
@@ -283,7 +303,7 @@ class LoadGenerator:
                     field="concurrency",
                     remedy="give the number of requests to keep in flight",
                 )
-            order = sample_order(samples, workload.seed, weights=weights)
+            order = self._order(workload, None, weights)
         elif workload.arrival is Arrival.TRACE:
             if workload.trace is None:
                 raise InputError("a trace needs a file", field="trace", remedy="name the trace file")
@@ -292,7 +312,7 @@ class LoadGenerator:
             warmup_s = 0.0
         else:
             due = arrival_times(workload, lead_s=warmup_s)
-            order = sample_order(samples, workload.seed, length=len(due), weights=weights)
+            order = self._order(workload, len(due), weights)
         duration_ns = round(workload.duration_s * 1e9)
         plans = []
         for number in range(count):
@@ -314,6 +334,11 @@ class LoadGenerator:
                 )
             )
         return plans, duration_ns
+
+    def _order(self, workload: Workload, length: int | None, weights: Sequence[float] | None) -> Column:
+        if not self._in_turn:
+            return sample_order(len(self._rows), workload.seed, length=length, weights=weights)
+        return np.resize(np.arange(len(self._rows), dtype=np.int32), length if length is not None else len(self._rows))
 
     def _wait_for_reports(self, plans: Sequence[Plan], end_ns: int) -> None:
         """Until the window's end, or until a process reports early (its server has gone)."""

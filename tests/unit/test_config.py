@@ -67,3 +67,43 @@ def test_every_field_has_a_flag_of_its_own_and_a_description() -> None:
     flags = [flag_of(name) for name in fields]
     assert len(set(flags)) == len(flags)
     assert all(field.description for field in fields.values())
+
+
+def test_settings_of_one_model_lie_over_the_others(tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text(
+        "load: {concurrency: [4], duration_s: 1}\n"
+        "per_model:\n"
+        "  magika: {load: {concurrency: [16]}, inputs: {file: magika.npz}, tolerance: ['top1>=0.99']}\n"
+    )
+    settings = load_settings(tmp_path / "study.yaml")
+    magika = settings.of_model("magika")
+    assert (magika.load.concurrency, magika.load.duration_s) == ([16], 1)
+    assert magika.inputs.file == tmp_path / "magika.npz"
+    assert magika.tolerance == ["top1>=0.99"]
+    assert settings.of_model("other") is settings
+
+
+def test_settings_of_one_model_can_be_flags() -> None:
+    flags = ["magika:load.concurrency=[16]", "magika:load.duration_s=2", "ocr:tolerance=['*:lInf<=0.1']"]
+    settings = load_settings(None, {"per_model": flags})
+    assert settings.of_model("magika").load.concurrency == [16]
+    assert settings.of_model("magika").load.duration_s == 2
+    assert settings.of_model("ocr").tolerance == ["*:lInf<=0.1"]
+
+
+@pytest.mark.parametrize(
+    ("per_model", "field"),
+    [
+        ({"m": {"load": {"concurency": [4]}}}, "load.concurency"),
+        ({"m": {"sandbox": {"launcher": "docker"}}}, "per_model.m.sandbox"),
+    ],
+)
+def test_wrong_settings_of_one_model_are_named(per_model: dict[str, dict[str, object]], field: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_settings({"per_model": per_model}).of_model("m")
+    assert caught.value.field == field
+
+
+def test_a_flag_for_one_model_needs_its_three_parts() -> None:
+    with pytest.raises(InputError, match="MODEL:KEY=VALUE"):
+        load_settings(None, {"per_model": ["magika=3"]})
