@@ -49,6 +49,15 @@ def known_versions(url: str, model: str) -> tuple[int, ...]:
     return tuple(int(row[1]) for row in rows if row[0] == model and row[1].isdigit() and row[2] != "UNAVAILABLE")
 
 
+def ready_now(url: str, model: str) -> set[int]:
+    """Raises :class:`WriteBackRefused` where the server does not say."""
+    try:
+        with TritonClient(url) as client:
+            return ready_versions(client, model)
+    except TritonError as error:
+        raise WriteBackRefused(f"the server cannot be asked: {error.problem}", where=url) from None
+
+
 def ready_versions(client: TritonClient, model: str) -> set[int]:
     return {int(row[1]) for row in client.repository_index() if row[0] == model and row[1] and row[2] == "READY"}
 

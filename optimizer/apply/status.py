@@ -60,6 +60,8 @@ def _evidence(model: Model, written: Provenance) -> dict[str, Any]:
         (one["gain_over_as_found"] or one["gain_over_default"] for one in decision["finalists"]
          if one["candidate_id"] == decision["winner"]), None,
     )  # fmt: skip
+    then: Mapping[str, str] = written.document["fingerprint"]["facts"]
+    here = facts_here(then)
     return {
         "since": written.document["written_at_utc"],
         "study": written.document["study"],
@@ -67,7 +69,8 @@ def _evidence(model: Model, written: Provenance) -> dict[str, Any]:
         "decision": decision["sentence"],
         "caveats": list(decision["caveats"]),
         "gain": gain,
-        "stale": stale_facts(model, written, facts_here(written.document["fingerprint"]["facts"])),
+        "stale": stale_facts(model, written, here),
+        "not_checked": sorted(set(then) - set(here) - {"workload", "family", "sandbox"}),
         "roll_back": written.document["roll_back"],
     }
 
@@ -94,9 +97,9 @@ def facts_here(then: Mapping[str, str]) -> dict[str, str]:
     import platform
 
     from optimizer.gpu import list_gpus, pick
-    from optimizer.preparation import _cpu
+    from optimizer.preparation import cpu_name
 
-    here = {"cpu": _cpu(), "machine": platform.machine()}
+    here = {"cpu": cpu_name(), "machine": platform.machine()}
     if "gpu_uuid" in then or "gpu" in then:
         gpus = list_gpus()
         match = [gpu for gpu in gpus if gpu.uuid == then.get("gpu_uuid")] or ([pick(gpus, None)] if gpus else [])

@@ -39,7 +39,7 @@ def rollback(repository: Path, model: str, *, server_url: str | None = None) -> 
             lines = settle_all(repository)
             written = _latest(directory)
             journal = _journal(repository, written, server_url)
-            _refuse_changed(repository, journal)
+            _refuse_changed(repository, journal, written)
             transaction.take_version_back(repository, journal)
     except OSError as error:
         raise WriteBackRefused(
@@ -48,7 +48,7 @@ def rollback(repository: Path, model: str, *, server_url: str | None = None) -> 
             remedy="free space or give the right to write there; what was begun is completed by the next command",
         ) from None
     if server_url is not None:
-        lines += _load(server_url, model, [int(number) for number in written.document["served_before"]])
+        lines += _load(server_url, model, [int(each) for each in written.document["served_before"]], written.number)
     return _document(repository, written, journal, lines)
 
 
@@ -93,13 +93,18 @@ def _journal(repository: Path, written: Provenance, server_url: str | None) -> J
     )
 
 
-def _refuse_changed(repository: Path, journal: Journal) -> None:
+def _refuse_changed(repository: Path, journal: Journal, written: Provenance) -> None:
     path = transaction.config_path(repository, journal)
     current: Image = transaction.read_image(path)
     version = transaction.version_path(repository, journal)
     wrong = transaction.version_differences(version, journal.files, complete=True)
     if version.is_symlink() or path.is_symlink():
         wrong.append("a link was put in its place")
+    wrong += [
+        f"version {number}, which was served before, is gone"
+        for number in written.document["served_before"]
+        if not (repository / journal.model / str(number)).is_dir()
+    ]
     if current.data != journal.new.data:
         wrong.insert(0, f"{path} was edited since the write-back")
     if wrong:
@@ -110,9 +115,16 @@ def _refuse_changed(repository: Path, journal: Journal) -> None:
         )
 
 
-def _load(server_url: str, model: str, versions: list[int]) -> list[str]:
+def _load(server_url: str, model: str, versions: list[int], number: int) -> list[str]:
     line = live.load_again(server_url, model)
-    missing = set(versions) - set(live.known_versions(server_url, model))
+    ready = live.ready_now(server_url, model)
+    missing = set(versions) - ready
+    if number in ready:
+        raise WriteBackRefused(
+            f"the files are as they were, but the server still serves version {number}: {line}",
+            where=server_url,
+            remedy=f"look at the server's log, and load {model} again",
+        )
     if missing:
         raise WriteBackRefused(
             f"the files are as they were, but the server lacks version {', '.join(map(str, sorted(missing)))}: {line}",

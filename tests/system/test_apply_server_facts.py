@@ -78,7 +78,8 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(repository: Path) -> Iterator[Production]:
-    with production_server(repository, repository.parent / "server") as running:
+    # Bytecode beside model.py would itself be something newer.
+    with production_server(repository, repository.parent / "server", bytecode=False) as running:
         yield running
 
 
