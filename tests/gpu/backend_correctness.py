@@ -61,7 +61,7 @@ def rows_profile(*dims: int, high: int = 8, name: str = "x", low: int = 1) -> Pr
     return {name: ((low, *dims), (high, *dims), (high, *dims))}
 
 
-OWN = ", own engines"
+OWN, PIPELINED = ", own engines", ", pipelined"
 IMAGE = (3, 56, 56)
 X16 = {"x": ("FP32", [16])}
 Y16 = {"y": ("FP32", [16])}
@@ -318,8 +318,9 @@ def bad_requests(sandbox: Sandbox, plans: Path) -> dict[str, Any]:
     return {"messages": sorted(messages), "worst": worst}
 
 
-def engine(kind: str) -> str:
-    return f'parameters {{ key: "engine_process" value {{ string_value: "{kind}" }} }}\n'
+def engine(kind: str, *, pipelined: bool = False) -> str:
+    values = {"engine_process": kind, **({"pipeline": "on"} if pipelined else {})}
+    return "".join(f'parameters {{ key: "{k}" value {{ string_value: "{v}" }} }}\n' for k, v in values.items())
 
 
 def cuda_error(sandbox: Sandbox, plans: Path, kind: str) -> dict[str, Any]:
@@ -391,12 +392,6 @@ def main() -> int:
     used_before = serving.gpu_used_bytes()
     with serving.start(options.out / "work") as sandbox:
         idle = serving.gpu_used_bytes()
-        for case in cases(hasattr(tensorrt, "int64")):
-            # Two instances share an engine by default; everything once more with an engine for each.
-            own = replace(case, name=case.name + OWN, extra=engine("own") + case.extra)
-            for each in (case, own):
-                if options.only in each.name:
-                    steps.step(each.name, partial(_case_or_not_built, each, sandbox, plans))
         for name, work in (
             ("bad plans", bad_plans),
             ("bad requests", bad_requests),
@@ -405,7 +400,18 @@ def main() -> int:
             ("out of memory", out_of_memory),
         ):
             if options.only in name:
-                steps.step(f"failure: {name}", partial(work, sandbox, plans), reserve_s=30)
+                steps.step(f"failure: {name}", partial(work, sandbox, plans), reserve_s=25)
+        # Two instances share an engine by default; then with two batches in flight, and with an engine for each.
+        for label, extra in (
+            ("", ""),
+            (PIPELINED, engine("shared", pipelined=True)),
+            (OWN, engine("own")),
+            (OWN + PIPELINED, engine("own", pipelined=True)),
+        ):
+            for case in cases(hasattr(tensorrt, "int64")):
+                each = replace(case, name=case.name + label, extra=extra + case.extra)
+                if options.only in each.name:
+                    steps.step(each.name, partial(_case_or_not_built, each, sandbox, plans))
         unloaded = serving.gpu_used_bytes()
         log = sandbox.log_tail(200)
     (options.out / "backend_correctness.server.log").write_text(log, encoding="utf-8")
