@@ -37,7 +37,7 @@ class Progress(Protocol):
         """
 
 
-def silent(kind: str, **facts: Any) -> None:  # noqa: ARG001 - the names are the contract's
+def silent(kind: str, **facts: Any) -> None:
     """Tells nobody."""
 
 
@@ -111,6 +111,8 @@ class Narrator:
         if not self._stage:
             return ""
         parts = [self._stage]
+        if self._limit_s:
+            parts.append(f"{_clock(max(0.0, self._limit_s - self._spent_s))} left of {_clock(self._limit_s)}")
         if self._tried:
             parts.append(f"{len(self._tried)} tried, {len(self._rejected)} rejected")
         best = self._best()
@@ -118,8 +120,6 @@ class Narrator:
             parts.append(f"best so far [{_percent(best[1])}] {self._labels[best[0]]}")
         if self._now:
             parts.append(self._now)
-        if self._limit_s:
-            parts.append(f"{_clock(max(0.0, self._limit_s - self._spent_s))} left of {_clock(self._limit_s)}")
         return " · ".join(parts)
 
     def _best(self) -> tuple[str, float] | None:

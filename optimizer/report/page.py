@@ -218,7 +218,14 @@ def _table(table: Table) -> Markup:
         "div",
         element("h3", table.title) if table.title else None,
         _filter() if several else None,
-        element("div", grid, class_="scroll", tabindex="0", role="region", aria_label=title),
+        element(
+            "div",
+            grid,
+            class_="scroll many" if len(table.rows) > 100 else "scroll",
+            tabindex="0",
+            role="region",
+            aria_label=title,
+        ),
         element("p", table.note, class_="note") if table.note else None,
     )
 
