@@ -40,7 +40,8 @@ build default-again '"precision":"tf32",'           # fingerprint as "default", 
 build fp32 '"precision":"fp32",'
 build fp16 '"precision":"fp16","keep_fp32":["Softmax"],'
 build fp16-all '"precision":"fp16",'
-build knobs '"precision":"tf32","settings":{"optimization_level":"4","aux_streams":"1","sparsity":"on","workspace":"256","tactic_sources":"without_cudnn","hardware_compatibility":"ampere_plus","version_compatible":"on"},'
+build knobs '"precision":"tf32","settings":{"optimization_level":"4","aux_streams":"1","sparsity":"on","workspace":"256","tactic_sources":"without_cudnn","hardware_compatibility":"ampere_plus"},'
+build version-compatible '"precision":"tf32","settings":{"version_compatible":"on"},'   # want: ok, or not_available where libnvinfer_lean is missing
 build not-available '"precision":"tf32","settings":{"tiling_level":"full"},'   # want: not_available
 build profiles '"precision":"tf32","profiles":[{"x":[[1,64],[1,64],[1,64]]},{"x":[[1,64],[8,64],[16,64]]}],'
 C=$(ls "$OUT"/cache/*.cache 2>/dev/null | head -1); [ -z "$C" ] || printf garbage > "$C"   # the first one may be another flag set's: then bad-cache shows "loaded"
