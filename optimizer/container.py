@@ -30,6 +30,8 @@ from optimizer.durable import write_atomically
 ENGINE_FAILED = 125
 STUDY_LABEL = "triton-optimizer.study"
 OWNER_LABEL = "triton-optimizer.owner"
+OUT_OF_MEMORY = "container: the kernel killed a process of the container for want of memory"
+"""The last line of the log, if so."""
 # An engine that is started again takes some seconds; one that is gone is gone.
 RECONNECT_S = 3.0
 REQUEST_TIMEOUT_S = 60.0
@@ -211,10 +213,15 @@ def keep(spec: Spec, arguments: Sequence[str], stop: threading.Event, output: IO
         if final is None:
             remember(ended=True, peak_memory_bytes=peak, problem="the Docker engine is gone")
             raise _Refused("the Docker engine is gone: its container is left to `doctor --clean`")
+        killed = bool(final["OOMKilled"]) or "oom" in _events(client, identifier, lost)
+        if killed and not stop.is_set():
+            # In the log as well: that can still be read when the guardian has removed the state's directory.
+            output.write(f"{OUT_OF_MEMORY}\n".encode())
+            output.flush()
         remember(
             ended=True,
             exit_code=int(final["ExitCode"]),
-            oom_killed=bool(final["OOMKilled"]) or "oom" in _events(client, identifier, lost),
+            oom_killed=killed,
             peak_memory_bytes=peak,
             problem=str(final.get("Error") or ""),
         )

@@ -5,10 +5,13 @@
 * ``tiny_repository``: a fresh, writable Triton repository with that model as ``tiny``, version 1.
 * ``embedded_sandbox``: one running embedded server for the whole run. Load under
   names of your own and unload them; for tests that harm the server start your own.
+* ``docker_image``: this project's image (compose/Dockerfile) on a running Docker engine; skips with the reason where
+  there is none.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -100,3 +103,15 @@ def embedded_sandbox(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         pytest.skip(problem)
     with embedded.start(SandboxOptions(workdir=tmp_path_factory.mktemp("sandbox"))) as sandbox:
         yield sandbox
+
+
+@pytest.fixture(scope="session")
+def docker_image() -> str:
+    """``$TRITON_OPTIMIZER_IMAGE``, by default the tag that .ci/docker gives it."""
+    from optimizer.sandbox.launchers import launcher
+
+    image = os.environ.get("TRITON_OPTIMIZER_IMAGE", "triton-optimizer:cpu")
+    problem = launcher("docker", image=image).available()
+    if problem:
+        pytest.skip(problem.replace("\n", " "))
+    return image

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import socket
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -20,6 +21,7 @@ from optimizer import container, processes
 from optimizer.errors import EnvironmentFailure, InputError
 
 INSTALL = "pip install 'triton-optimizer[docker]'"
+START = "start it (systemctl start docker), or name its socket in DOCKER_HOST"
 PROBE_TIMEOUT_S = 120.0
 
 # For the shell of any image. Lines of others (a banner) are not in this form.
@@ -105,21 +107,35 @@ def connect() -> Any:
             field="DOCKER_HOST",
             remedy="run the optimizer there, or use the remote sandbox",
         )
+    problem = _unreachable(address)
+    if problem:
+        reason, remedy = problem
+        raise EnvironmentFailure(f"no Docker engine answers: {reason}", where=address, remedy=remedy)
     try:
         client = docker.from_env(timeout=container.REQUEST_TIMEOUT_S)
         client.ping()
     except (docker.errors.DockerException, OSError) as error:
-        text = str(error)
-        reason = container.problem(error)
-        remedy = "start it (systemctl start docker), or name its socket in DOCKER_HOST"
-        if "ermission" in text:
-            reason, remedy = "permission denied", "join the group docker (usermod -aG docker $USER), or run as root"
-        elif "No such file" in text or "FileNotFound" in text:
-            reason = "there is no such socket"
-        elif "refused" in text:
-            reason = "nothing listens there"
-        raise EnvironmentFailure(f"no Docker engine answers: {reason}", where=address, remedy=remedy) from None
+        raise EnvironmentFailure(
+            f"no Docker engine answers: {container.problem(error)}", where=address, remedy=START
+        ) from None
     return client
+
+
+def _unreachable(address: str) -> tuple[str, str] | None:
+    """Why nothing can be reached at a socket, and what to do; asked before the SDK, which tells it in many words."""
+    if not address.startswith("unix://"):
+        return None
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.settimeout(5.0)
+        try:
+            probe.connect(address.removeprefix("unix://"))
+        except PermissionError:
+            return "permission denied", "join the group docker (usermod -aG docker $USER), or run as root"
+        except FileNotFoundError:
+            return "there is no such socket", START
+        except OSError as error:
+            return f"{error.strerror or error}".lower(), START
+    return None
 
 
 def examine(reference: str | None) -> Image:

@@ -168,13 +168,11 @@ class DockerSandbox(_local.LocalSandbox):
     def _start_failure(self, what: str) -> Exception:
         refused = re.search(r"^container: (.*)$", self._read_log(0), re.MULTILINE)
         if refused is None:
-            if self._state().oom_killed:
-                return EnvironmentFailure(
-                    self._out_of_memory(), where=self._command.where, remedy="raise the sandbox's memory limit"
-                )
             return super()._start_failure(what)
         cause, remedy = refused[1], None
-        if "could not select device driver" in cause or "nvidia" in cause.lower():
+        if container.OUT_OF_MEMORY in refused[0]:
+            cause, remedy = self._out_of_memory(), "raise the sandbox's memory limit"
+        elif "could not select device driver" in cause or "nvidia" in cause.lower():
             cause, remedy = f"the Docker engine has no GPU runtime: {cause}", GPU_REMEDY
         elif "bind source path does not exist" in cause or "invalid mount config" in cause:
             remedy = "mount the study's directory into the optimizer's container under the path that it has on the host"
@@ -185,7 +183,7 @@ class DockerSandbox(_local.LocalSandbox):
     def _load_failure(self, name: str, error: TritonError, log_start: int) -> LoadFailure:
         failure = super()._load_failure(name, error, log_start)
         killed = self._kills()
-        if killed > self._seen_kills or (failure.code == "server_died" and self._state().oom_killed):
+        if killed > self._seen_kills or (failure.code == "server_died" and self._ended_for_memory()):
             self._seen_kills = killed
             return LoadFailure(name, "out_of_memory", self._out_of_memory(), failure.log_excerpt)
         return failure
@@ -206,13 +204,16 @@ class DockerSandbox(_local.LocalSandbox):
                     return int(match[1])
         return 0
 
+    def _ended_for_memory(self) -> bool:
+        return container.OUT_OF_MEMORY in self._read_log()
+
     def _out_of_memory(self) -> str:
         limit = self._options.memory_limit_bytes
         within = f" (limit {limit >> 20} MiB)" if limit is not None else ""
         return f"the kernel killed a process of the container for want of memory{within}"
 
     def _last_words(self, log: str | None = None) -> str:
-        if self._state().oom_killed:
+        if self._ended_for_memory():
             return self._out_of_memory()
         text = log if log is not None else self._read_log()
         refused = re.findall(r"^container: (.*)$", text, re.MULTILINE)

@@ -20,9 +20,10 @@ from optimizer.sandbox._base import SandboxOptions
 from optimizer.sandbox.embedded import find
 from optimizer.triton.client import TritonClient
 
-pytestmark = pytest.mark.system
-
-NAMES = ["embedded", "process", "remote"]
+NAMES = [
+    *(pytest.param(name, marks=pytest.mark.system) for name in ("embedded", "process", "remote")),
+    pytest.param("docker", marks=pytest.mark.docker),
+]
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,8 @@ def extra(request: pytest.FixtureRequest) -> dict[str, str]:
     if request.param == "remote":
         server = request.getfixturevalue("embedded_sandbox")
         return {"launcher": "remote", "url": server.info.grpc_url, "repository": str(server.directory / "models")}
+    if request.param == "docker":
+        return {"launcher": "docker", "image": request.getfixturevalue("docker_image")}
     return {"launcher": "embedded"}
 
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from optimizer.errors import EnvironmentFailure, InputError
-from optimizer.sandbox import _interpreter, _known_answer, launchers
+from optimizer.sandbox import _image, _interpreter, _known_answer, launchers
+from optimizer.sandbox import docker as docker_launcher
 from optimizer.sandbox.process import ProcessLauncher
 from optimizer.sandbox.remote import RemoteLauncher
 
 
 def test_an_unknown_launcher_names_those_there_are() -> None:
-    with pytest.raises(InputError, match=r"no sandbox 'dockr'(.|\n)*auto, embedded, process, remote"):
+    with pytest.raises(InputError, match=r"no sandbox 'dockr'(.|\n)*auto, embedded, process, docker, remote"):
         launchers.launcher("dockr")
 
 
@@ -25,6 +27,74 @@ def test_choosing_one_that_cannot_start_says_why() -> None:
         launchers.choose("process", executable="/no/such/server")
     with pytest.raises(EnvironmentFailure, match=r"url: is missing"):
         launchers.choose("remote")
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("unix:///no/such/docker.sock", "no Docker engine answers: there is no such socket\n  remedy: start it"),
+        ("tcp://10.0.0.1:2375", "the Docker engine is on another machine\n  remedy: run the optimizer there"),
+        ("ssh://user@elsewhere", "the Docker engine is on another machine"),
+    ],
+)
+def test_docker_without_an_engine_says_why_in_one_line(host: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCKER_HOST", host)
+    with pytest.raises(EnvironmentFailure) as raised:
+        launchers.launcher("docker", image="tritonserver:none").facts()
+    assert words in raised.value.message
+    # An image that is named is what the user wants; another sandbox would be a surprise.
+    with pytest.raises(EnvironmentFailure, match="Docker engine"):
+        launchers.choose("auto", image="tritonserver:none")
+    with pytest.raises(InputError, match=r"image: is missing(.|\n)*--image"):
+        launchers.launcher("docker").facts()
+
+
+OFFICIAL = """
+=== a banner, as NVIDIA's images print one ===
+@@ executable /opt/tritonserver/bin/tritonserver
+@@ triton 2.53.0
+@@ native onnxruntime
+@@ native python
+@@ native tensorrt
+@@ other vllm
+@@ nvinfer 10.7.0
+@@ cuda 12.6.3.004
+@@ tensorrt_variable 10.7.0.23-1+cuda12.6
+@@ python /usr/bin/python3
+@@ builder 10.7.0
+"""
+
+
+def test_what_an_image_answers_becomes_facts_and_decides_about_stand_ins() -> None:
+    answers = _image.parse_answers(OFFICIAL)
+    image = _image.described(
+        "triton:24.12", "sha256:1", "triton@sha256:2", ("/opt/nvidia/nvidia_entrypoint.sh",), answers
+    )
+    assert image.facts() == {
+        "image": "triton:24.12",
+        "image_id": "sha256:1",
+        "digest": "triton@sha256:2",
+        "triton": "2.53.0",
+        "tensorrt": "10.7.0",
+        "cuda": "12.6.3.004",
+        "backends": "onnxruntime,python,tensorrt,vllm",
+    }
+    assert docker_launcher._stand_ins(image, {}) == ()
+    without = replace(image, native=("python", "tensorrt"))
+    assert docker_launcher._stand_ins(without, {}) == ("onnxruntime",)
+    assert docker_launcher._stand_ins(without, {"python_backends": "none"}) == ()
+    # Without a python backend nothing can stand in.
+    assert docker_launcher._stand_ins(replace(image, native=("onnxruntime",)), {}) == ()
+    with pytest.raises(EnvironmentFailure, match="no tritonserver"):
+        _image.described("debian", "sha256:1", "", (), {"cuda": ["12"]})
+
+
+def test_sizes_are_written_as_docker_takes_them() -> None:
+    assert [docker_launcher._bytes(text, "shm_size") for text in ("1g", "512M", "64k", "10")] == [
+        1 << 30, 512 << 20, 64 << 10, 10,
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="shm_size: '1 GB' is not a size"):
+        docker_launcher._bytes("1 GB", "shm_size")
 
 
 def test_this_interpreter_has_what_it_says() -> None:
