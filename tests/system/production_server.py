@@ -32,16 +32,9 @@ class Production:
 
 @contextlib.contextmanager
 def production_server(
-    repository: Path,
-    workdir: Path,
-    *,
-    mode: str = "explicit",
-    models: Sequence[str] = (),
-    more: Sequence[str] = (),
-    bytecode: bool = True,
+    repository: Path, workdir: Path, *, mode: str = "explicit", models: Sequence[str] = (), more: Sequence[str] = ()
 ) -> Iterator[Production]:
-    """``models`` are loaded at the start (explicit mode). Everything of the server's own is below ``workdir``. With
-    ``bytecode`` it leaves some beside each model.py, as servers do."""
+    """``models`` are loaded at the start (explicit mode). Everything of the server's own is below ``workdir``."""
     distribution = find()
     if distribution is None:
         pytest.skip("nvidia-pytriton is not installed")
@@ -65,7 +58,6 @@ def production_server(
         **os.environ,
         "CUDA_VISIBLE_DEVICES": "",
         "LD_LIBRARY_PATH": f"{Path(sys.base_prefix) / 'lib'}:{distribution.libraries}",
-        **({} if bytecode else {"PYTHONDONTWRITEBYTECODE": "1"}),
         "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
     }
     log = workdir / "production.log"
