@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable
 from importlib import resources
 
-from optimizer.report import charts, findings, sections
+from optimizer.report import candidate_charts, findings, marks, pair_charts, sections
 from optimizer.report.findings import Document
+from optimizer.report.layout import Column, Section, Table
 from optimizer.report.markup import Child, Markup, element, join
 from optimizer.report.numbers import interval, milliseconds, percent, rate
-from optimizer.report.sections import Column, Section, Table
 
 WIDE, NARROW = 1000.0, 358.0
 MANY_ROWS = 12
@@ -27,17 +27,21 @@ MANY_ROWS = 12
 
 Draw = Callable[[Document, float], Markup | None]
 
-_CHARTS: dict[str, tuple[tuple[Draw, str], ...]] = {
-    "candidates": ((charts.tradeoff, "Each mark is a candidate. Those that could not be measured are listed below."),),
-    "time": ((charts.time_bars, ""),),
-    "confirmation": (
-        (charts.confirmation, "Each ring is a pair, the bar the interval of the decision, the stroke its estimate."),
-    ),
-    "race": ((charts.race, "Each mark is a candidate's mean gain so far; a line leads to its next round."),),
-    "knobs": ((charts.knobs, ""),),
-    "accuracy": ((charts.accuracy, "Each mark is a candidate on one set of samples. Right of the line is failed."),),
-    "noise": ((charts.noise, ""),),
-    "budget": ((charts.budget, ""),),
+_CHARTS: dict[str, Draw] = {
+    "candidates": candidate_charts.tradeoff,
+    "time": pair_charts.time_bars,
+    "confirmation": pair_charts.confirmation,
+    "race": candidate_charts.race,
+    "knobs": candidate_charts.knobs,
+    "accuracy": candidate_charts.accuracy,
+    "noise": pair_charts.noise,
+    "budget": pair_charts.budget,
+}
+_CAPTIONS = {
+    "candidates": "Each mark is a candidate. Those that could not be measured are listed below.",
+    "confirmation": "Each ring is a pair, the bar the interval of the decision, the stroke its estimate.",
+    "race": "Each mark is a candidate's mean gain so far; a line leads to its next round.",
+    "accuracy": "Each mark is a candidate on one set of samples. Right of the line is failed.",
 }
 _OPEN = frozenset({"decision", "candidates", "left-out", "time", "environment"})
 """Sections whose tables are shown at once; elsewhere they fold up under their chart."""
@@ -120,13 +124,13 @@ def _verdict(document: Document) -> tuple[str, str]:
 
 
 def _section(document: Document, section: Section) -> Markup:
-    figures = [_figure(draw, document, caption) for draw, caption in _CHARTS.get(section.key, ())]
-    key = _key(document, section.key) if any(figures) else None
-    lines: list[Child] = [element("p", line) for line in section.lines]
+    figure = _figure(document, section.key)
+    key = _key(document, section.key) if figure else None
+    lines: list[Child] = [element("p", _words(line)) for line in section.lines]
     if section.key == "decision":
         lines[:1] = [_decision(document, section.lines[0])]
     tables = [_table(table) for table in section.tables]
-    if section.key not in _OPEN and any(figures) and tables:
+    if section.key not in _OPEN and figure and tables:
         tables = [element("details", element("summary", "Numbers as a table"), *tables)]
     if section.key == "left-out" and len(tables) > 1:
         tables[1:] = [element("details", element("summary", "Each of them"), *tables[1:])]
@@ -136,7 +140,7 @@ def _section(document: Document, section: Section) -> Markup:
         *lines,
         _caveats(section.caveats),
         key,
-        *figures,
+        figure,
         *tables,
         element("pre", "\n".join(section.commands), tabindex="0") if section.commands else None,
         id=section.key if section.key == "decision" else None,
@@ -146,13 +150,13 @@ def _section(document: Document, section: Section) -> Markup:
 def _key(document: Document, key: str) -> Markup | None:
     rows = document["candidates"]
     if key == "time":
-        return charts.key_of_phases()
+        return marks.key_of_phases()
     if key == "candidates":
-        return charts.key_of_roles(findings.measured(document))
+        return marks.key_of_roles(findings.measured(document))
     if key == "race":
-        return charts.key_of_roles(row for row in rows if row["race_pairs"])
+        return marks.key_of_roles(row for row in rows if row["race_pairs"])
     if key == "accuracy":
-        return charts.key_of_roles(row for row in rows if row["parity"])
+        return marks.key_of_roles(row for row in rows if row["parity"])
     return None
 
 
@@ -189,8 +193,9 @@ def _caveats(caveats: tuple[str, ...]) -> Markup | None:
     return element("div", element("strong", "What to keep in mind"), element("ul", *items), class_="caveats")
 
 
-def _figure(draw: Draw, document: Document, caption: str) -> Markup | None:
-    wide, narrow = draw(document, WIDE), draw(document, NARROW)
+def _figure(document: Document, key: str) -> Markup | None:
+    draw, caption = _CHARTS.get(key), _CAPTIONS.get(key)
+    wide, narrow = (draw(document, WIDE), draw(document, NARROW)) if draw else (None, None)
     if wide is None or narrow is None:
         return None
     return element(
@@ -253,6 +258,8 @@ def _cell(column: Column, cell: str, largest: float | None) -> Markup:
         classes.append("route")
     elif column.name in _LONG:
         classes.append("long")
+    elif column.name == "worst loss":
+        classes.append("short")
     if column.name in ("state", "verdict"):
         classes += ["good"] if cell in _GOOD else ["bad"] if cell in _BAD else []
     content = cell

@@ -6,7 +6,8 @@ import textwrap
 from collections.abc import Sequence
 
 from optimizer.report.findings import Document
-from optimizer.report.sections import Column, Section, Table, sections
+from optimizer.report.layout import Column, Section, Table
+from optimizer.report.sections import sections
 
 WIDTH = 120
 """Sentences are folded here. Tables are as wide as they need to be, up to :data:`WIDEST_CELL` a cell."""

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 from rich.tree import Tree
 
-from optimizer.report.sections import Column, Table
+from optimizer.report.layout import Column, Table
 from optimizer.terminal.tables import CELL_STYLES, fitting
 
 Document = Mapping[str, Any]

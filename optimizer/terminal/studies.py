@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from optimizer.report.sections import Section, sections, summary
+from optimizer.report.layout import Section
+from optimizer.report.sections import sections, summary
 from optimizer.report.text import section_text, study_text
 from optimizer.terminal.tables import SHOWN_ROWS, fitting, plain_rows
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table as Grid
 from rich.text import Text
 
-from optimizer.report.sections import Column, Table
+from optimizer.report.layout import Column, Table
 
 SHOWN_ROWS = 30
 """Of a table in a terminal; a pipe, the page and ``--json`` have them all."""

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from optimizer.report.sections import Column, Table, sections
+from optimizer.report.layout import Column, Table
+from optimizer.report.sections import sections
 from optimizer.repository.inspection import inspection_document
 from optimizer.repository.reader import read_repository
 from optimizer.terminal import show_document, show_inspection
