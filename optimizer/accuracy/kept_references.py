@@ -53,8 +53,8 @@ def save_references(path: Path, samples: SampleSet) -> str:
 
 
 def load_references(path: Path, samples: SampleSet) -> SampleSet:
-    """``samples`` with the expected outputs, and the tags, of ``path``. Raises :class:`InputError` where the file was changed, or
-    belongs to other samples."""
+    """``samples`` with the expected outputs, and the tags, of ``path``. Raises :class:`InputError` where the file was
+    changed, or belongs to other samples."""
     notes = path.with_suffix(".json")
     try:
         document: Mapping[str, Any] = json.loads(notes.read_text(encoding="utf-8"))

@@ -30,6 +30,7 @@ FAULTS = {
     "nan": "NaN in one of the values of every 16th input, by content",
     "held_out": "right on tune, 20% off on held-out inputs",
     "stale": "every second execution answers what the one before did",
+    "later": "right at first, from the 160th execution on every second one answers what the one before did",
     "batch8": "10% off in executions of exactly eight rows",
     "dtype": "scores as FP64",
     "missing": "leaves SUM out",
@@ -151,7 +152,7 @@ class TritonPythonModel:
         elif self.fault == "flips":
             for row in np.flatnonzero(numbers % 200 == 0):
                 scores[row, (scores[row].argmax() + 1) % scores.shape[1]] = 2.0
-        elif self.fault == "stale":
+        elif self.fault == "stale" or (self.fault == "later" and self.turn >= 160):
             fresh = scores
             if self.turn % 2 == 0 and self.last is not None and self.last.shape == scores.shape:
                 scores = self.last
