@@ -49,8 +49,8 @@ class TritonPythonModel:
         return answers
 """
 CONFIG = (
-    'backend: "python"\nmax_batch_size: 0\ninput { name: "x" data_type: TYPE_FP32 dims: [4] }\n'
-    'output { name: "y" data_type: TYPE_FP32 dims: [4] }\n'
+    'backend: "python"\nmax_batch_size: 0\ninput { name: "x" data_type: TYPE_FP32 dims: [1, 4] }\n'
+    'output { name: "y" data_type: TYPE_FP32 dims: [1, 4] }\n'
     f"instance_group {{ kind: KIND_CPU count: {INSTANCES} }}\n"
 )
 
@@ -74,7 +74,7 @@ class Witnesses:
     def __init__(self, sandbox: Sandbox, generator: LoadGenerator, folder: Path) -> None:
         self.sandbox, self.generator, self.folder = sandbox, generator, folder
         self.tool = wrapped_perf_analyzer(folder)
-        self.samples = [Sample(str(n), {"x": np.full((4,), n, np.float32)}) for n in range(16)]
+        self.samples = [Sample(str(n), {"x": np.full((1, 4), n, np.float32)}) for n in range(16)]
         generator.prepare(self.samples, DATATYPES)
         self.loaded: set[str] = set()
 

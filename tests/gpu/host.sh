@@ -34,10 +34,10 @@ run)
   status=0
   timeout -k 20 "$(($3 + 40))" python3.10 -m "tests.gpu.$2" --out "$STATE" --seconds "$3" "${@:4}" || status=$?
   if [[ -n ${OUT:-} ]]; then
-    # At most eight files come back: the results of the pieces, the studies' documents, and the rest in one archive.
-    find "$STATE" -maxdepth 1 -type f -name '*.json' -exec cp {} "$OUT"/ \;
-    tar -C "$STATE" --exclude='*.plan' --exclude='*.onnx' --exclude='*.npz' --exclude=cache --exclude=server \
-      --exclude=sandbox -czf "$OUT/rest.tgz" . || true
+    # Few files come back: this piece's results, the studies' documents, and everything else in one archive.
+    find "$STATE" -maxdepth 1 -type f \( -name "$2.json" -o -name 'study*.json' \) -exec cp {} "$OUT"/ \;
+    tar -C "$STATE" --exclude='*.plan' --exclude='*.onnx' --exclude='*.npz' --exclude=./work --exclude=./plans \
+      --exclude=cache --exclude=sandbox -czf "$OUT/rest.tgz" . || true
     ls -la "$OUT"
   fi
   exit "$status"
