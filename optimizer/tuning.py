@@ -204,7 +204,15 @@ def report_document(directory: Path, html: Path | None) -> dict[str, Any]:
         from optimizer.durable import write_atomically
         from optimizer.report.page import study_page
 
-        write_atomically(html, study_page(document))
+        try:
+            write_atomically(html, study_page(document))
+        except OSError as error:
+            raise InputError(
+                f"the page cannot be written: {error.strerror}",
+                where=html,
+                field="--html",
+                remedy="name a file in a directory that exists and may be written",
+            ) from None
         document["page"] = str(html)
     return document
 

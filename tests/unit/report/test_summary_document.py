@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from optimizer.config import parse_settings
+from optimizer.errors import ReferenceFailure, StudyInterrupted
 from optimizer.ledger import Ledger
+from optimizer.study import why_it_stopped
 from optimizer.summary import study_document
 from optimizer.testing.studies import write_invented_study
 
@@ -59,6 +61,24 @@ def test_a_study_that_stopped_says_why_until_it_goes_on(tmp_path: Path) -> None:
         ledger.append("screened", "x", {"route": "-x=1"})
     document = study_document(directory)
     assert (document["state"], document["stopped"]) == ("unfinished", None)
+
+
+def test_an_interruption_is_recorded_and_says_what_is_kept(tmp_path: Path) -> None:
+    directory = write_invented_study(tmp_path / "study", candidates=3, decided=False)
+    kept = study_document(directory)
+    with Ledger.open(directory) as ledger, pytest.raises(StudyInterrupted) as told, why_it_stopped(ledger):
+        raise KeyboardInterrupt
+    assert f"{len(kept['pairs'])} measured pairs are kept" in told.value.problem
+    assert told.value.remedy == f"go on with it: triton-optimizer resume {directory}"
+    assert study_document(directory)["stopped"]["problem"] == "interrupted"
+
+
+def test_an_error_is_recorded_with_its_remedy(tmp_path: Path) -> None:
+    directory = write_invented_study(tmp_path / "study", candidates=3, decided=False)
+    with Ledger.open(directory) as ledger, pytest.raises(ReferenceFailure), why_it_stopped(ledger):
+        raise ReferenceFailure("does not load", remedy="mend it")
+    stopped = study_document(directory)["stopped"]
+    assert (stopped["problem"], stopped["remedy"], stopped["exit_code"]) == ("does not load", "mend it", 4)
 
 
 def test_a_decision_outlasts_an_earlier_stop(tmp_path: Path) -> None:
