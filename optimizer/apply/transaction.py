@@ -27,6 +27,7 @@ from pathlib import Path, PurePosixPath
 from optimizer.apply.journal import (
     Image,
     Journal,
+    Kind,
     State,
     Way,
     journal_path,
@@ -153,6 +154,7 @@ def stage_version(journal: Journal, sources: Mapping[str, Path | bytes], owner: 
 
 def carry_out(repository: Path, journal: Journal, owner: Owner) -> None:
     """Pinned config, version, final config. Raises :class:`WriteBackRefused` for a foreign change, and ``OSError``."""
+    refuse_taken(version_path(repository, journal))
     if journal.pinned is not None:
         replace_config(repository, journal, journal.pinned, expected=(journal.old,))
     bring_in(repository, journal, owner)
@@ -162,14 +164,18 @@ def carry_out(repository: Path, journal: Journal, owner: Owner) -> None:
 def bring_in(repository: Path, journal: Journal, owner: Owner) -> None:
     target = version_path(repository, journal)
     staged = Path(journal.stage) / str(journal.version)
-    if target.exists() or target.is_symlink():
-        raise _foreign(target, "appeared meanwhile")
+    refuse_taken(target)
     if journal.way is Way.RENAME:
         # Nobody waits for an empty directory of this name: rename would replace one, so it was looked for above.
         staged.rename(target)
     else:
         _complete_in_place(repository, journal, staged, target, owner)
     fsync_directory(target.parent)
+
+
+def refuse_taken(version: Path) -> None:
+    if version.exists() or version.is_symlink():
+        raise _foreign(version, "appeared meanwhile")
 
 
 def finish(repository: Path, journal: Journal) -> Journal:
@@ -191,7 +197,7 @@ def restore(repository: Path, journal: Journal) -> None:
     """
     check_own(repository, journal)
     version = version_path(repository, journal)
-    if version.is_dir():
+    if version.is_dir() and not _somebody_elses(repository, journal):
         quiet = journal.pinned or journal.old
         replace_config(repository, journal, quiet, expected=known_images(journal))
         _take_out(journal, version)
@@ -207,7 +213,7 @@ def check_own(repository: Path, journal: Journal) -> None:
     version = version_path(repository, journal)
     if version.is_symlink() or (version.exists() and not version.is_dir()):
         wrong.append(f"{version} is no directory any more")
-    elif version.is_dir():
+    elif version.is_dir() and not _somebody_elses(repository, journal):
         wrong += version_differences(version, journal.files)
     if wrong:
         raise WriteBackRefused(
@@ -215,6 +221,19 @@ def check_own(repository: Path, journal: Journal) -> None:
             where=repository / journal.model,
             remedy="undo these changes, or keep them and remove the journal and the version directory by hand",
         )
+
+
+def _somebody_elses(repository: Path, journal: Journal) -> bool:
+    """Whether the version directory is none of ours: someone took the number before our version came in. Then the
+    config does not name it, no file in it is one of ours, and it stays."""
+    version = version_path(repository, journal)
+    current = read_image(config_path(repository, journal)).data
+    if journal.kind is Kind.ROLLBACK or (current == journal.new.data != journal.old.data):
+        return False
+    ours = [name for name, digest in journal.files.items()
+            if (version / name).is_file() and sha256_file(version / name) == digest]  # fmt: skip
+    # In place, a directory is empty for a moment.
+    return not ours and (journal.way is Way.RENAME or bool(version_differences(version, journal.files)))
 
 
 def version_differences(version: Path, files: Mapping[str, str], *, complete: bool = False) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,16 @@ from crash_driver import CONTENTS, MODEL, NEW, OLD, PINNED, journal_of, make_rep
 
 from optimizer.apply import recover
 from optimizer.apply.journal import Image, Kind, Way, journal_path, read_journal, write_journal
-from optimizer.apply.transaction import Owner, read_image, restore, take_version_back, write_version
+from optimizer.apply.transaction import (
+    Owner,
+    begin,
+    carry_out,
+    read_image,
+    restore,
+    stage_version,
+    take_version_back,
+    write_version,
+)
 from optimizer.durable import sha256_tree
 from optimizer.errors import EnvironmentFailure, WriteBackRefused
 
@@ -112,10 +122,14 @@ def foreign_engine(repository: Path) -> Path:
 
 
 @pytest.mark.parametrize("change", [foreign_config, foreign_file, foreign_engine])
-def test_recovery_leaves_foreign_changes_alone(tmp_path: Path, way: Way, change: object) -> None:
+def test_recovery_leaves_foreign_changes_alone(tmp_path: Path, way: Way, change: Callable[[Path], Path]) -> None:
+    """Killed when all was in place but not committed; then somebody edits."""
     repository = make_repository(tmp_path)
-    write_journal(repository, journal_of(repository, Kind.APPLY, way))
-    path = change(repository)  # type: ignore[operator]
+    journal = journal_of(repository, Kind.APPLY, way)
+    begin(repository, journal)
+    stage_version(journal, CONTENTS, OWNER)
+    carry_out(repository, journal, OWNER)
+    path = change(repository)
     before = sha256_tree(repository, exclude=[".triton-optimizer.lock"])
     for _ in range(2):
         with pytest.raises(WriteBackRefused) as refusal:
@@ -123,6 +137,20 @@ def test_recovery_leaves_foreign_changes_alone(tmp_path: Path, way: Way, change:
         assert str(path) in str(refusal.value)
         assert refusal.value.exit_code == 6
         assert sha256_tree(repository) == before
+
+
+@pytest.mark.parametrize("change", [foreign_file, foreign_engine])
+def test_a_version_that_somebody_else_put_there_stays(tmp_path: Path, way: Way, change: Callable[[Path], Path]) -> None:
+    """The number is taken while the load test runs: the write-back is refused, and theirs is not touched."""
+    repository = make_repository(tmp_path)
+    with pytest.raises(WriteBackRefused, match="appeared meanwhile"):
+        write_version(
+            repository, journal_of(repository, Kind.APPLY, way), CONTENTS, OWNER,
+            check_staged=lambda _: change(repository) and None,
+        )  # fmt: skip
+    theirs = make_repository(tmp_path / "twin")
+    change(theirs)
+    assert sha256_tree(repository) == sha256_tree(theirs)
 
 
 def test_a_config_edited_between_two_steps_is_not_overwritten(tmp_path: Path, way: Way) -> None:
