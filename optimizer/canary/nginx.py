@@ -135,6 +135,14 @@ def nginx_path() -> str:
     return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin") or "nginx"
 
 
+def accepts(worker: int) -> bool:
+    """Whether it lives and takes connections: one that finishes what it has says so in its title."""
+    try:
+        return b"shutting down" not in Path(f"/proc/{worker}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
 class NginxProxy:
     """Implements :class:`optimizer.canary.proxy.Proxy`. ``state`` keeps the include file that was there before."""
 
@@ -189,7 +197,8 @@ class NginxProxy:
         self.reload()
 
     def reload(self) -> None:
-        """``nginx -s reload`` only sends a signal: it has happened when a worker of a new generation is there."""
+        """``nginx -s reload`` only sends a signal. nginx then starts new workers and, a moment later, asks the old ones
+        to take no more connections: only then is the new weight in force."""
         if self._test:
             run_command(self._test, "--nginx-dir")
         master = self._master()
@@ -198,7 +207,7 @@ class NginxProxy:
         if master is None:
             return
         deadline = time.monotonic() + RELOAD_TIMEOUT_S
-        while not set(descendants(master)) - before:
+        while not set(descendants(master)) - before or any(accepts(pid) for pid in before):
             if time.monotonic() > deadline:
                 raise EnvironmentFailure(
                     "nginx did not take the new configuration", where=self._include, field="--nginx-dir",

@@ -200,8 +200,10 @@ class Canary:
 
     def _checked(self, pair: WindowPair) -> WindowPair:
         """Raises :class:`ReferenceFailure` where it is the baseline that fails: nothing can be judged against that."""
-        if pair.baseline.restarted or not pair.baseline.requests:
-            worst = max(pair.baseline.failures, key=lambda reason: pair.baseline.failures[reason], default="no answer")
+        failures = pair.baseline.failures
+        # No answer and no failure either is a machine that stood still: such a window is not used.
+        if pair.baseline.restarted or (failures and not pair.baseline.requests):
+            worst = max(failures, key=lambda reason: failures[reason], default="")
             raise ReferenceFailure(
                 f"the baseline failed during the canary: {pair.baseline.restarted or worst}",
                 where=self.plan.baseline.grpc_url,
