@@ -52,11 +52,13 @@ def reproduce(document: Document) -> Section:
     created = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(document["created_at"]))
     line = (
         f"Study {document['directory']} of {document['repository']}, begun {created} with triton-optimizer "
-        f"{document['version']}. Save this as settings.yaml, next to the files it names:"
+        f"{document['version']}. Save the settings "
+        "as settings.yaml, next to the files that they name, and run the command below them:"
     )
     changed = {name: value for name, value in document["changed_settings"].items() if name != "models"}
     commands = (
         *json.dumps(changed, indent=2).splitlines(),
+        "",
         f"triton-optimizer optimize {document['repository']} --model {document['model']} --config settings.yaml "
         "--study NEW_DIRECTORY",
     )
