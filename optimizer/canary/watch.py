@@ -174,7 +174,8 @@ def metrics_text(url: str | None) -> str | None:
 
 
 def server_pid(url: str) -> int | None:
-    """The process that listens on a loopback port; ``None``: elsewhere, or not to be seen by this user."""
+    """The tritonserver that listens on a loopback port; ``None``: elsewhere, not to be seen by this user, or a tunnel
+    or proxy that listens in its place."""
     import psutil
 
     host, _, port = url.rpartition(":")
@@ -183,7 +184,7 @@ def server_pid(url: str) -> int | None:
     try:
         for each in psutil.net_connections(kind="tcp"):
             if each.status == psutil.CONN_LISTEN and each.pid and each.laddr and each.laddr[1] == int(port):
-                return int(each.pid)
+                return int(each.pid) if "tritonserver" in psutil.Process(each.pid).name() else None
     except psutil.Error:
         return None
     return None
