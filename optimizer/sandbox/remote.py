@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -19,6 +19,11 @@ from optimizer.records.deployment import Deployment, LoadFailure, ServerInfo
 from optimizer.sandbox import _local, _messages, _repository
 from optimizer.sandbox._base import SandboxOptions
 from optimizer.triton.client import TritonClient, TritonError
+
+# What the sandboxes of this process have loaded, by server and name, newest last. A study opens a second sandbox for
+# its final check; on a server that there is only once, that one takes the model over and then gives it back.
+_HOLDERS: dict[tuple[str, str], list[tuple[RemoteSandbox, Deployment]]] = {}
+_HOLDERS_LOCK = threading.RLock()
 
 EXTRA = ("url", "repository", "http_url", "metrics_url", "link", "unload_timeout_s")
 JANITOR_GRACE_S = 90.0
@@ -94,7 +99,7 @@ class RemoteSandbox:
             self._janitor = processes.start(
                 [sys.executable, "-m", "optimizer.sandbox._janitor", self._url, self._markers],
                 log_path=self._private.path / "janitor.log",
-                remove=[self._private.path],
+                remove=[f"/dev/shm/{self._private.shared_memory_prefix}*", self._private.path],
                 grace_s=JANITOR_GRACE_S,
             )
         except BaseException:
@@ -118,26 +123,29 @@ class RemoteSandbox:
         name = deployment.name
         if not _repository.usable(name):
             return _local.unusable(name)
-        with self._lock:
+        with self._lock, _HOLDERS_LOCK:
             self._require_alive()
             marker = self._markers / name
-            if marker.exists():
-                self.unload(name)
+            holders = _HOLDERS.setdefault((self._url, name), [])
+            if holders or marker.exists():
+                self._take_away(name)
+                holders[:] = [holder for holder in holders if holder[0] is not self]
             elif (self._repository / name).exists() or self._serves(name):
                 return LoadFailure(name, "name_taken", f"the server has a model {name} that is not this study's")
             try:
                 # The marker first: whatever happens from here on is cleaned up.
                 marker.write_text(str(self._repository / name), encoding="utf-8")
-                _repository.write(self._repository, deployment, copy=self._copy)
-                self._client.load(name, timeout_s=self._options.load_timeout_s)
+                self._put(deployment)
             except InputError as error:
                 failure = LoadFailure(name, "invalid_config", error.message)
             except TritonError as error:
                 failure = self._load_failure(name, error)
             else:
+                holders.append((self, deployment))
                 return None
             with contextlib.suppress(TritonError, EnvironmentFailure):
-                self.unload(name)
+                self._give_back(name, holders)
+                marker.unlink()
             return failure
 
     def _load_failure(self, name: str, error: TritonError) -> LoadFailure:
@@ -157,20 +165,41 @@ class RemoteSandbox:
         return LoadFailure(name, _messages.classify(message), message)
 
     def unload(self, name: str) -> None:
-        with self._lock:
+        with self._lock, _HOLDERS_LOCK:
             marker = self._markers / name
             if self._closed or not _repository.usable(name) or not marker.exists():
                 return
-            try:
-                self._client.unload(name, timeout_s=self._unload_timeout_s)
-            except TritonError as error:
-                # Not known to the server: nothing of it was ever loaded.
-                if error.status in ("DEADLINE_EXCEEDED", "UNAVAILABLE"):
-                    raise EnvironmentFailure(
-                        f"model {name} does not unload: {error.problem}", where=self._url
-                    ) from None
-            _repository.remove(self._repository, name)
+            holders = _HOLDERS.get((self._url, name), [])
+            newest = not holders or holders[-1][0] is self
+            holders[:] = [holder for holder in holders if holder[0] is not self]
+            # One that took the model over since then needs it.
+            if newest:
+                self._give_back(name, holders)
             marker.unlink()
+
+    def _give_back(self, name: str, holders: Sequence[tuple[RemoteSandbox, Deployment]]) -> None:
+        """Takes the model away; whoever had it before gets it again."""
+        self._take_away(name)
+        if holders:
+            try:
+                self._put(holders[-1][1])
+            except TritonError as error:
+                raise EnvironmentFailure(
+                    f"model {name} does not load any more: {error.problem}", where=self._url
+                ) from None
+
+    def _put(self, deployment: Deployment) -> None:
+        _repository.write(self._repository, deployment, copy=self._copy)
+        self._client.load(deployment.name, timeout_s=self._options.load_timeout_s)
+
+    def _take_away(self, name: str) -> None:
+        try:
+            self._client.unload(name, timeout_s=self._unload_timeout_s)
+        except TritonError as error:
+            # Not known to the server: nothing of it was ever loaded.
+            if error.status in ("DEADLINE_EXCEEDED", "UNAVAILABLE"):
+                raise EnvironmentFailure(f"model {name} does not unload: {error.problem}", where=self._url) from None
+        _repository.remove(self._repository, name)
 
     def alive(self) -> bool:
         return not self._closed and self._client.server_live()
