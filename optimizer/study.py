@@ -142,7 +142,6 @@ def open_laboratory(preparation: Preparation, ledger: Ledger, progress: Progress
             # A resumed study goes on counting where this run stops.
             with contextlib.suppress(EnvironmentFailure):
                 ledger.append("fact", "spent", dataclasses.asdict(budget.spent))
-    shutil.rmtree(preparation.options.workdir, ignore_errors=True)
 
 
 def open_budget(preparation: Preparation, ledger: Ledger) -> Budget:
@@ -373,7 +372,7 @@ def judge_rules(preparation: Preparation) -> JudgeSettings:
     return JudgeSettings(
         min_gain=settings.min_gain,
         confidence=settings.confidence,
-        p99_guard=settings.p99_guard,
+        p99_guard=settings.largest_p99_ratio,
         max_pairs=settings.max_pairs,
     )
 
@@ -423,8 +422,9 @@ def judge(
 
 
 def keep(ledger: Ledger, preparation: Preparation, decision: Decision) -> None:
-    """Writes ``decision.json``; losing engines go. Done again by `resume` where it was cut short."""
+    """Writes ``decision.json``; losing engines and the sandbox's directory go. Done again where it was cut short."""
     plan = preparation.plan
+    shutil.rmtree(preparation.options.workdir, ignore_errors=True)
     if not plan.save_all_engines:
         winner = ledger.get("candidate", decision.winner) if decision.winner is not None else None
         for engine in (plan.directory / "engines").glob("*"):
