@@ -117,6 +117,9 @@ class SandboxSettings(Section):
     url: str | None = Field(None, description="gRPC host:port of a running server (remote launcher).")
     repository: Path | None = Field(None, description="That server's repository, reachable here (remote launcher).")
     memory_limit_gb: Positive | None = Field(None, description="Memory limit of the server.")
+    options: list[str] = Field(
+        default_factory=list, description="KEY=VALUE for the launcher alone, such as shm_size=2g or executable=PATH."
+    )
 
 
 class Builder(Section):
@@ -128,6 +131,12 @@ class Builder(Section):
     onnx: Path | None = Field(None, description="ONNX source of a model that is only there as a plan.")
     python: Path | None = Field(None, description="Interpreter whose TensorRT builds.")
     module: str | None = Field(None, description="Python module of the builder: tensorrt or tensorrt_rtx.")
+    image: str | None = Field(
+        None, description="Image to build in; default: the docker sandbox's, if it can build; none: this machine."
+    )
+    version_compatible: bool = Field(
+        False, description="Build TensorRT plans that newer releases of the same major version can open."
+    )
     time_limit_s: Positive = Field(1800.0, description="Limit of one build.")
     memory_limit_gb: Positive | None = Field(None, description="Memory limit of one build.")
     save_all_engines: bool = Field(False, description="Keep the engines that lost.")

@@ -19,6 +19,7 @@ from optimizer.engines import families
 from optimizer.engines._base import EngineFamily, HasBuildRoutes
 from optimizer.errors import InputError
 from optimizer.gpu import Gpu, list_gpus, select
+from optimizer.placement import place_of_builds, refuse_mismatch
 from optimizer.records.environment import Fingerprint
 from optimizer.records.measurement import Arrival, Workload
 from optimizer.records.model import Model
@@ -73,11 +74,16 @@ def prepare(repository: Path, name: str, settings: Settings, directory: Path) ->
     check_tolerances(tolerances, model.outputs)
     tune, held_out, calibration = sample_sets(model, settings)
     launcher, why_launcher = choose_launcher(settings)
+    place = place_of_builds(settings, launcher)
     family, why_family = families.choose(
         settings.builder.family, model, source=settings.builder.onnx, gpu=gpu is not None,
-        builder_python=settings.builder.python, module=settings.builder.module, gpu_id=gpu_id(gpu),
-        shapes=request_shapes(tune),
+        builder_python=place.python, module=settings.builder.module, gpu_id=gpu_id(gpu),
+        shapes=request_shapes(tune), builder_image=place.image,
+        version_compatible=settings.builder.version_compatible,
     )  # fmt: skip
+    if family.name == families.TENSORRT:
+        refuse_mismatch(family.facts(), launcher.facts(), version_compatible=settings.builder.version_compatible)
+        why_family = f"{why_family}; built {place.why}"
     space, why_space, expansions = make_space(model, family, settings, gpu is not None)
     limit_gb = settings.builder.memory_limit_gb
     plan = Plan(
@@ -181,6 +187,17 @@ def choose_launcher(settings: Settings) -> tuple[Launcher, str]:
         )
         if value is not None
     }  # fmt: skip
+    for text in sandbox.options:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise InputError(f"{text!r} is no KEY=VALUE", field="sandbox.options", remedy="write shm_size=2g")
+        extra[key.strip()] = value.strip()
+    if sandbox.launcher == "docker" or (sandbox.launcher == "auto" and sandbox.image is not None):
+        # Regions of the load generator are files of this host.
+        if settings.load.shared_memory:
+            extra.setdefault("ipc", "host")
+        if settings.builder.version_compatible:
+            extra.setdefault("version_compatible", "on")
     return launchers.choose(sandbox.launcher, **extra)
 
 

@@ -86,11 +86,14 @@ def family(
     module: str | None = None,
     gpu_id: str | None = None,
     shapes: Sequence[Mapping[str, tuple[int, ...]]] = (),
+    builder_image: str | None = None,
+    version_compatible: bool = False,
 ) -> EngineFamily:
     """The family that ``--family`` names.
 
     ``gpu`` and ``cores`` (``None``: as here) describe the serving machine. The rest is for TensorRT: the interpreter
-    that has the TensorRT of the serving image, its module's name, the GPU to build for, and the workload's shapes.
+    that has the TensorRT of the serving image, its module's name, the GPU to build for, the workload's shapes, an image
+    to build in (``builder_python`` is then that image's), and whether plans are to fit newer releases as well.
     Raises :class:`InputError` for an unknown name.
     """
     if name == ONNXRUNTIME:
@@ -101,8 +104,9 @@ def family(
         from optimizer.engines.tensorrt import TensorRTFamily
 
         return TensorRTFamily(
-            python=builder_python, module=module or "tensorrt", source=source, gpu=gpu_id, shapes=shapes
-        )
+            python=builder_python, module=module or "tensorrt", source=source, gpu=gpu_id, shapes=shapes,
+            image=builder_image, version_compatible=version_compatible,
+        )  # fmt: skip
     if name == UNCHANGED:
         return UnchangedFamily()
     raise InputError(
@@ -121,6 +125,8 @@ def choose(
     module: str | None = None,
     gpu_id: str | None = None,
     shapes: Sequence[Mapping[str, tuple[int, ...]]] = (),
+    builder_image: str | None = None,
+    version_compatible: bool = False,
 ) -> tuple[EngineFamily, str]:
     """The family for ``model`` and why; arguments as for :func:`family`. ``auto`` takes TensorRT where there is a GPU
     and a source that it can build from, else ONNX Runtime for ONNX models, else ``unchanged``.
@@ -132,7 +138,7 @@ def choose(
     def made(candidate: str) -> EngineFamily:
         return family(
             candidate, source=source, gpu=gpu, cores=cores, builder_python=builder_python, module=module,
-            gpu_id=gpu_id, shapes=shapes,
+            gpu_id=gpu_id, shapes=shapes, builder_image=builder_image, version_compatible=version_compatible,
         )  # fmt: skip
 
     if name != AUTO:

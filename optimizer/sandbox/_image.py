@@ -40,18 +40,24 @@ for library in /usr/lib/*/libnvinfer.so.*.*.* /usr/local/lib/libnvinfer.so.*.*.*
 do [ -e "$library" ] && say nvinfer "${library##*libnvinfer.so.}"; done
 say cuda "${CUDA_VERSION:-}"
 say tensorrt_variable "${TRT_VERSION:-}"
-for python in python3 python; do
-  command -v $python >/dev/null || continue
-  say python "$(command -v $python)"
-  $python - <<'PY'
+version() {
+  "$1" - <<'PY'
 from importlib import metadata
 for name in ("tensorrt", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-cu13-bindings", "tensorrt-cu12-bindings"):
     try:
-        print("@@ builder", metadata.version(name))
+        print(metadata.version(name))
         break
     except metadata.PackageNotFoundError:
         pass
 PY
+}
+# An environment that compose/Dockerfile.gpu made comes first, then whatever Python there is.
+for python in /opt/triton-optimizer/bin/python python3 python; do
+  command -v $python >/dev/null || continue
+  builder=$(version $python)
+  [ -n "$builder" ] || continue
+  say python "$(command -v $python)"
+  say builder "$builder"
   break
 done
 exit 0
@@ -74,7 +80,7 @@ class Image:
     cuda: str = ""
     python: str = ""
     builder: str = ""
-    """Version of its Python's TensorRT module; empty where it has none, so that it cannot build."""
+    """A Python that has TensorRT's module, and the module's version; empty where none has, so that it cannot build."""
     native: tuple[str, ...] = ()
     other: tuple[str, ...] = ()
     """Backends without a library of their own: python-based ones."""

@@ -19,7 +19,7 @@ _LAUNCHERS = {
 }
 NAMES = tuple(_LAUNCHERS)
 # Tried in this order by ``auto``: a server that was installed here on purpose comes first. ``remote`` is somebody's
-# server, and ``docker`` needs an image: neither is chosen without being asked for.
+# server, and ``docker`` needs an image: naming that is asking for it.
 AUTO = ("process", "embedded")
 
 
@@ -37,6 +37,11 @@ def launcher(name: str, **extra: str) -> Launcher:
     return made(**extra)
 
 
+def settings_of(name: str) -> tuple[str, ...]:
+    module: Any = importlib.import_module(_LAUNCHERS[name][0])
+    return tuple(module.EXTRA)
+
+
 def choose(name: str = "auto", **extra: str) -> tuple[Launcher, str]:
     """A launcher that can start here, and why this one. Raises :class:`EnvironmentFailure` when none can."""
     if name != "auto":
@@ -45,11 +50,16 @@ def choose(name: str = "auto", **extra: str) -> tuple[Launcher, str]:
         if problem:
             raise EnvironmentFailure(problem, field=f"sandbox {name}")
         return chosen, "asked for"
-    if extra.get("image"):
-        return choose("docker", **extra)[0], f"the image {extra['image']} was named"
+    for setting, named in (("image", "docker"), ("url", "remote")):
+        if extra.get(setting):
+            return choose(named, **extra)[0], f"the {setting} {extra[setting]} was named"
     refused: list[str] = []
     for candidate in AUTO:
-        chosen = launcher(candidate)
+        foreign = [setting for setting in extra if setting not in settings_of(candidate)]
+        if foreign:
+            refused.append(f"{candidate} has no setting {foreign[0]}")
+            continue
+        chosen = launcher(candidate, **extra)
         problem = chosen.available()
         if problem is None:
             return chosen, "; ".join([*refused, f"{candidate} can start here"])

@@ -11,7 +11,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,8 @@ class TensorRTFamily:
     ``options`` understood here and in ``BuildRequest.options``: ``range.<input>.<dim>`` = ``min:opt:max`` of a free
     dimension, ``values.<input>`` = the same of a shape tensor's values (``1,2:1,2:4,8``). ``gpus`` are pinned in the
     config where it names none. ``modelopt_python`` is the interpreter that has NVIDIA ModelOpt, where there is one: it
-    adds precisions (AutoCast, INT8 and FP8 quantization).
+    adds precisions (AutoCast, INT8 and FP8 quantization). With ``image`` builds happen in containers of it, by its
+    ``python``. ``version_compatible`` is then the default of that knob: for servers with a newer TensorRT.
     """
 
     name = "tensorrt"
@@ -65,6 +66,8 @@ class TensorRTFamily:
         shapes: Sequence[Mapping[str, tuple[int, ...]]] = (),
         options: Mapping[str, str] | None = None,
         modelopt_python: Path | str | None = None,
+        image: str | None = None,
+        version_compatible: bool = False,
     ) -> None:
         self.module = module
         self.source = source
@@ -72,7 +75,8 @@ class TensorRTFamily:
         self.shapes = tuple(shapes)
         self.options = dict(options or {})
         self.modelopt_python = modelopt_python
-        self._place = WorkerPlace(python or sys.executable, python_path, gpu)
+        self.version_compatible = version_compatible
+        self._place = WorkerPlace(python or ("python3" if image else sys.executable), python_path, gpu, image=image)
         self._probed: Capabilities | WorkerFailure | None = None
 
     def available(self) -> str | None:
@@ -99,6 +103,10 @@ class TensorRTFamily:
         if have is None:
             return {}
         facts = {"tensorrt": have.version, "builder": have.builder}
+        if self._place.image is not None:
+            facts["image"] = self._place.image
+        if self.version_compatible:
+            facts["version_compatible"] = "on"
         if have.all_build_routes:
             with contextlib.suppress(ValueError, AttributeError):
                 facts["tuner"] = str(json.loads(have.all_build_routes).get("tuner_version", "unknown"))
@@ -229,7 +237,7 @@ class TensorRTFamily:
             "precision": route.precision,
             "quantized": list(onnx.quantized),
             "keep_fp32": list(knob_tables.OVERFLOW_OPERATORS) if route.keep_fp32 else [],
-            "settings": route.settings,
+            "settings": {**({"version_compatible": "on"} if self.version_compatible else {}), **route.settings},
             "build_route": route.compiler.text,
             "profiles": plan.as_json(),
             "values": values,
@@ -256,11 +264,7 @@ class TensorRTFamily:
             )
             if isinstance(spent, WorkerFailure):
                 return _failure(request, spent, 0.0)
-            place = (
-                self._place
-                if request.gpu is None
-                else WorkerPlace(self._place.python, self._place.python_path, request.gpu)
-            )
+            place = self._place if request.gpu is None else replace(self._place, gpu=request.gpu)
             answer = run_worker(
                 place,
                 document,

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,12 +44,14 @@ class WorkerAnswer:
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """Where workers run. ``python_path`` goes behind the project on PYTHONPATH; ``gpu`` is an index or a UUID."""
+    """Where workers run. ``python_path`` goes behind the project on PYTHONPATH; ``gpu`` is an index or a UUID; with
+    ``image``, it is that image's ``python``, in a container."""
 
     python: Path | str = sys.executable
     python_path: str = ""
     gpu: str | None = None
     module: str = WORKER
+    image: str | None = None
 
 
 def run_worker(
@@ -73,14 +75,17 @@ def run_worker(
         request_path.write_text(json.dumps(request, indent=1), encoding="utf-8")
     except OSError as error:
         return _unwritable(error, directory)
-    command = [place.python, "-m", place.module, request_path, result_path]
-    ended = run_command(
-        command,
-        log_path,
-        time_limit_s=time_limit_s,
-        memory_limit_bytes=memory_limit_bytes,
-        environment=_environment(place),
-    )
+    command: Sequence[Path | str] = [place.python, "-m", place.module, request_path, result_path]
+    if place.image is not None:
+        ended = _run_in_image(place, command, request, directory, log_path, time_limit_s, memory_limit_bytes)
+    else:
+        ended = run_command(
+            command,
+            log_path,
+            time_limit_s=time_limit_s,
+            memory_limit_bytes=memory_limit_bytes,
+            environment=_environment(place),
+        )
     if isinstance(ended, WorkerFailure):
         return ended
     document = _read(result_path)
@@ -101,6 +106,44 @@ def run_worker(
     )
 
 
+def _run_in_image(
+    place: WorkerPlace,
+    command: Sequence[Path | str],
+    request: Mapping[str, Any],
+    directory: Path,
+    log_path: Path,
+    time_limit_s: float,
+    memory_limit_bytes: int | None,
+) -> CommandEnd | WorkerFailure:
+    from optimizer.engines.tensorrt import in_image
+
+    assert place.image is not None
+    try:
+        made = in_image.in_image(
+            place.image, command, request, directory, project=PROJECT_ROOT, python_path=place.python_path,
+            gpu=place.gpu, memory_limit_bytes=memory_limit_bytes,
+        )  # fmt: skip
+    except OSError as error:
+        return _unwritable(error, directory)
+    # The engine keeps the memory limit: what runs below this process only holds the container.
+    ended = run_command(made.command, log_path, time_limit_s=time_limit_s, grace_s=in_image.GRACE_S)
+    state = made.state()
+    if isinstance(ended, CommandEnd):
+        return replace(ended, peak_memory_bytes=state.peak_memory_bytes)
+    if state.oom_killed and ended.reason is not BuildFailureReason.TIMEOUT:
+        limit = f"its limit of {memory_limit_bytes >> 20} MiB" if memory_limit_bytes else "there is"
+        ended = replace(
+            ended, reason=BuildFailureReason.OUT_OF_MEMORY, message=f"the builder needed more memory than {limit}"
+        )
+    elif state.exit_code is None and ended.reason is not BuildFailureReason.TIMEOUT:
+        # The container never ran, or nobody knows what became of it: the engine's fault, not the model's.
+        text = log_path.read_text(encoding="utf-8", errors="replace") if log_path.exists() else ""
+        said = [line for line in text.splitlines() if line.startswith("container: ")]
+        message = said[-1].removeprefix("container: ") if said else ended.message
+        ended = replace(ended, reason=BuildFailureReason.NOT_AVAILABLE, message=f"no container to build in: {message}")
+    return replace(ended, peak_memory_bytes=state.peak_memory_bytes)
+
+
 @dataclass(frozen=True)
 class CommandEnd:
     """A command that ended with status 0."""
@@ -117,11 +160,12 @@ def run_command(
     time_limit_s: float,
     memory_limit_bytes: int | None = None,
     environment: Mapping[str, str] | None = None,
+    grace_s: float = 0.5,
 ) -> CommandEnd | WorkerFailure:
     """Any command under the same limits; every other end than status 0 is a failure."""
     started = time.monotonic()
     try:
-        process = processes.start(command, env=environment, log_path=log_path, grace_s=0.5)
+        process = processes.start(command, env=environment, log_path=log_path, grace_s=grace_s)
     except OSError as error:
         return _unwritable(error, log_path)
     peak = 0
