@@ -48,8 +48,8 @@ def main() -> NoReturn:
     signal.signal(signal.SIGTERM, lambda *_: _interrupt())
     as_json = "--json" in sys.argv
     try:
-        app(_arguments(sys.argv[1:]), standalone_mode=False)
-        code = 0
+        returned = app(_arguments(sys.argv[1:]), standalone_mode=False)
+        code = returned if isinstance(returned, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         # click makes an Abort of Ctrl-C.
         code = _complain(StudyInterrupted("interrupted", remedy="`resume` goes on with a study"), as_json=as_json)
@@ -175,7 +175,7 @@ def optimize(
         document = api.optimize(
             repository, settings=settings, study=study, write_back=write_back, dry_run=dry_run, progress=progress
         )
-    _show(document, json_output)
+    _show_outcome(document, json_output)
 
 
 @app.command()
@@ -191,7 +191,7 @@ def resume(
 
     with _progress(quiet=quiet, lines=progress_json) as progress:
         document = resume_study(directory, write_back=write_back, progress=progress)
-    _show(document, json_output)
+    _show_outcome(document, json_output)
 
 
 def _show(document: dict[str, Any], json_output: bool) -> None:
@@ -201,6 +201,13 @@ def _show(document: dict[str, Any], json_output: bool) -> None:
         from optimizer.terminal import show_document
 
         show_document(document)
+
+
+def _show_outcome(document: dict[str, Any], json_output: bool) -> None:
+    """A whole repository's run can end well for some models and not for others: its document says with which code."""
+    _show(document, json_output)
+    if document.get("exit_code"):
+        raise typer.Exit(document["exit_code"])
 
 
 @app.command()
@@ -292,7 +299,7 @@ def apply(
         directory, dry_run=dry_run, server_url=server_url, replace_served_versions=replace_served_versions,
         accept_unserved_baseline=accept_unserved_baseline,
     )  # fmt: skip
-    _show(document, json_output)
+    _show_outcome(document, json_output)
 
 
 @app.command()
@@ -329,13 +336,13 @@ def report(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     json_output: Json = False,
 ) -> None:
-    """A study as text, as Markdown, or as a page. Finished or not."""
+    """A study as text, as Markdown, or as a page, finished or not; a whole repository's run as its summary."""
     from optimizer.tuning import report_document
 
     if html is not None and html.is_dir():
         raise InputError("is a directory", where=html, field="--html", remedy="name a file")
     document = report_document(directory, html)
-    if markdown and not json_output:
+    if markdown and not json_output and document["kind"] == "study":
         from optimizer.report.text import study_markdown
 
         print(study_markdown(document), end="")

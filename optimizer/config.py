@@ -89,11 +89,18 @@ class Judge(Section):
     constraints: list[str] = Field(default_factory=list, description="Such as p99_ms<=20, memory_mb<=4000.")
     min_gain: float = Field(0.01, ge=0, lt=1, description="Smallest gain that is worth a change.")
     confidence: float = Field(0.95, gt=0.5, lt=1, description="One-sided confidence of the decision.")
-    p99_guard: float = Field(1.05, ge=1, description="Largest tolerated ratio of p99 latencies.")
+    p99_guard: Annotated[float, Field(ge=1)] | Literal["off"] = Field(
+        1.05, description="Largest tolerated ratio of p99 latencies; off: none."
+    )
     finalists: int = Field(3, ge=1, le=10, description="Candidates that are measured again, fresh.")
     pairs: int | None = Field(None, ge=3, description="Confirmation pairs; default: from the measured noise.")
     max_pairs: int = Field(24, ge=3, description="Upper limit of confirmation pairs.")
     noise_pairs: int = Field(4, ge=3, description="A/A pairs of the reference that measure the noise.")
+
+    @property
+    def largest_p99_ratio(self) -> float | None:
+        """``p99_guard`` as a number; ``None`` where it is off."""
+        return None if self.p99_guard == "off" else self.p99_guard
 
 
 class Budget(Section):
@@ -149,6 +156,7 @@ class Settings(Section):
     tolerance: list[str] = Field(
         default_factory=list, description="[OUTPUT:]METRIC<=LOSS or >=FLOOR; without one, no write-back."
     )
+    suggest_tolerance: bool = Field(False, description="Only propose tolerances, from the reference's own noise.")
     config_name: str | None = Field(None, description="The server's --model-config-name.")
     gpu: str | None = Field(None, description="GPU by index or UUID.")
     accept_unserved_baseline: bool = Field(False, description="Write back though as-found could not be measured.")

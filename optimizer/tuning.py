@@ -3,107 +3,72 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from optimizer.config import Settings, parse_settings
+from optimizer.apply import apply_winner
+from optimizer.choosing import Chosen, choose_models
+from optimizer.config import Settings
 from optimizer.errors import InputError, OptimizerError, WriteBackRefused
-from optimizer.ledger import STUDY_FILE, StudyHeader, check_fingerprint, read_study, write_study
-from optimizer.preparation import Preparation, prepare
+from optimizer.fleet import apply_fleet, begin_fleet, is_fleet, run_fleet
+from optimizer.ledger import STUDY_FILE
+from optimizer.overview import fleet_document
+from optimizer.preparation import Preparation
 from optimizer.progress import Progress
 from optimizer.records.decision import Decision
 from optimizer.repository.reader import list_models, read_model
+from optimizer.studies import begin, reopen, studies_below
 from optimizer.study import run_study
 from optimizer.summary import study_document
 
 DEFAULT_DIRECTORY = Path("studies")
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """A model that will be tuned, or the reason why not."""
-
-    name: str
-    preparation: Preparation | None = None
-    skipped: str = ""
-
-
-def choose_models(repository: Path, settings: Settings, study: Path | None) -> list[Chosen]:
-    """Named models must be tunable: their errors are raised. Without names every model is looked at, and those that
-    cannot be tuned get a reason."""
+def names_of(repository: Path, settings: Settings) -> list[str]:
     names = settings.models or list_models(repository)
     if not names:
         raise InputError("holds no model", where=repository, remedy="give a Triton model repository")
-    chosen = []
-    for name in names:
-        directory = study_directory(study, name, several=len(names) > 1)
-        try:
-            chosen.append(Chosen(name, prepare(repository, name, settings, directory)))
-        except InputError as error:
-            if settings.models:
-                raise
-            chosen.append(Chosen(name, skipped=error.problem))
-    return chosen
-
-
-def study_directory(study: Path | None, name: str, *, several: bool) -> Path:
-    if study is None:
-        return DEFAULT_DIRECTORY / name
-    return study / name if several else study
+    return names
 
 
 def optimize_repository(
     repository: Path, settings: Settings, *, study: Path | None, write_back: bool, progress: Progress
 ) -> dict[str, Any]:
-    """Tunes every chosen model. Raises :class:`OptimizerError`."""
-    if write_back and not settings.tolerance:
+    """Tunes every chosen model, or only suggests tolerances for it. Raises :class:`OptimizerError`."""
+    if (
+        write_back
+        and not settings.suggest_tolerance
+        and not settings.tolerance
+        and not any("tolerance" in own for own in settings.per_model.values())
+    ):
         raise WriteBackRefused(
             "no tolerance",
             field="--tolerance",
             remedy="say how far answers may be from the reference, for instance --tolerance '*:lInf<=1e-3', "
             "or leave --write-back out to explore",
         )
-    chosen = choose_models(repository, settings, study)
-    for one in chosen:
-        if one.preparation is not None:
-            _begin(one.preparation)
+    names = names_of(repository, settings)
+    if len(names) > 1:
+        directory = study or DEFAULT_DIRECTORY
+        many = begin_fleet(repository, settings, names, directory, progress)
+        run_fleet(directory, many, write_back=write_back, progress=progress)
+        return fleet_document(directory)
+    (one,) = choose_models(repository, settings, names, lambda name: study or DEFAULT_DIRECTORY / name)
+    if one.preparation is not None:
+        begin(one.preparation)
     return {
         "schema": 1,
         "kind": "optimize",
         "repository": str(repository),
-        "models": [_tune(one, write_back=write_back, progress=progress) for one in chosen],
+        "models": [_tune(one, write_back=write_back, progress=progress)],
     }
-
-
-def _begin(preparation: Preparation) -> None:
-    """Writes ``study.json``. A directory that holds a study already is resumed or left alone, never overwritten."""
-    directory = preparation.plan.directory
-    if (directory / STUDY_FILE).exists():
-        raise InputError(
-            "holds a study already",
-            where=directory,
-            field="--study",
-            remedy=f"go on with it (triton-optimizer resume {directory}), or name another directory",
-        )
-    header = StudyHeader(
-        settings=preparation.settings.model_dump(mode="json"),
-        fingerprint=preparation.fingerprint,
-        created_at=time.time(),
-        notes={
-            "model": preparation.plan.model.name,
-            "repository": str(preparation.repository),
-            **{f"why_{subject}": reason for subject, reason in preparation.why.items()},
-        },
-    )
-    write_study(directory, header)
 
 
 def _tune(one: Chosen, *, write_back: bool, progress: Progress) -> dict[str, Any]:
     if one.preparation is None:
-        return {"model": one.name, "skipped": one.skipped}
+        assert one.skip is not None
+        return {"model": one.name, "skipped": one.skip.reason, "skip": one.skip.as_json()}
     progress("stage", text=f"{one.name}: study in {one.preparation.plan.directory}")
     result = run_study(one.preparation, progress)
     applied = None
@@ -114,7 +79,10 @@ def _tune(one: Chosen, *, write_back: bool, progress: Progress) -> dict[str, Any
 
 def resume_study(directory: Path, *, write_back: bool, progress: Progress) -> dict[str, Any]:
     """Goes on with one study, or with every one below ``directory``."""
-    directories = [directory] if (directory / STUDY_FILE).exists() else _studies_below(directory)
+    if is_fleet(directory):
+        run_fleet(directory, None, write_back=write_back, progress=progress)
+        return fleet_document(directory)
+    directories = [directory] if (directory / STUDY_FILE).exists() else studies_below(directory)
     models = []
     for each in directories:
         preparation = reopen(each)
@@ -122,22 +90,6 @@ def resume_study(directory: Path, *, write_back: bool, progress: Progress) -> di
             raise WriteBackRefused("the study has no tolerance", where=each, remedy="start a study with --tolerance")
         models.append(_tune(Chosen(preparation.plan.model.name, preparation), write_back=write_back, progress=progress))
     return {"schema": 1, "kind": "optimize", "repository": models[0]["study"]["repository"], "models": models}
-
-
-def _studies_below(directory: Path) -> list[Path]:
-    found = sorted(path.parent for path in directory.glob(f"*/{STUDY_FILE}"))
-    if not found:
-        raise InputError("holds no study", where=directory, remedy="name the directory of a study")
-    return found
-
-
-def reopen(directory: Path) -> Preparation:
-    """The preparation of an earlier study, here and now. Raises when the fingerprint differs."""
-    header = read_study(directory)
-    settings = parse_settings(header.settings, where=directory / STUDY_FILE)
-    preparation = prepare(Path(header.notes["repository"]), header.notes["model"], settings, directory)
-    check_fingerprint(directory, header, preparation.fingerprint)
-    return preparation
 
 
 def apply_study(
@@ -148,9 +100,14 @@ def apply_study(
     replace_served_versions: bool = False,
     accept_unserved_baseline: bool = False,
 ) -> dict[str, Any]:
-    """Writes the study's winner into its repository."""
-    from optimizer.apply import apply_winner
-
+    """Writes the study's winner into its repository; of a whole repository's run, every winner that passed the check
+    of all together."""
+    if is_fleet(directory):
+        tried = apply_fleet(
+            directory, dry_run=dry_run, server_url=server_url, replace_served_versions=replace_served_versions,
+            accept_unserved_baseline=accept_unserved_baseline,
+        )  # fmt: skip
+        return fleet_document(directory, tried)
     preparation = reopen(directory)
     return apply_winner(
         preparation,
@@ -164,8 +121,12 @@ def apply_study(
 def dry_run_document(repository: Path, settings: Settings) -> dict[str, Any]:
     """Candidates, estimated time and disk. Builds and writes nothing."""
     models = []
-    for one in choose_models(repository, settings, None):
-        models.append(_estimate(one.preparation) if one.preparation else {"model": one.name, "skipped": one.skipped})
+    names = names_of(repository, settings)
+    for one in choose_models(repository, settings, names, lambda name: DEFAULT_DIRECTORY / name):
+        if one.preparation is not None:
+            models.append(_estimate(one.preparation))
+        elif one.skip is not None:
+            models.append({"model": one.name, "skipped": one.skip.reason, "skip": one.skip.as_json()})
     return {"schema": 1, "kind": "dry_run", "repository": str(repository), "models": models}
 
 
@@ -199,6 +160,10 @@ def _estimate(preparation: Preparation) -> dict[str, Any]:
 
 
 def report_document(directory: Path, html: Path | None) -> dict[str, Any]:
+    """A study; of a whole repository's run the summary, on ``html`` with a page a model
+    beside it."""
+    if is_fleet(directory):
+        return _fleet_report(directory, html)
     document = study_document(directory)
     if html is not None:
         from optimizer.durable import write_atomically
@@ -213,6 +178,32 @@ def report_document(directory: Path, html: Path | None) -> dict[str, Any]:
                 field="--html",
                 remedy="name a file in a directory that exists and may be written",
             ) from None
+        document["page"] = str(html)
+    return document
+
+
+def _fleet_report(directory: Path, html: Path | None) -> dict[str, Any]:
+    document = fleet_document(directory)
+    if html is not None:
+        from optimizer.durable import write_atomically
+        from optimizer.report.page import study_page
+        from optimizer.report.repository_page import repository_page
+
+        pages = {
+            one["model"]: f"{html.stem}-{one['model']}{html.suffix or '.html'}"
+            for one in document["models"]
+            if one.get("study")
+        }
+        try:
+            for one in document["models"]:
+                if one["model"] in pages:
+                    write_atomically(html.with_name(pages[one["model"]]), study_page(one["study"]))
+            write_atomically(html, repository_page(document, pages))
+        except OSError as error:
+            raise InputError(
+                f"the page cannot be written: {error.strerror}", where=html, field="--html",
+                remedy="name a file in a directory that exists and may be written",
+            ) from None  # fmt: skip
         document["page"] = str(html)
     return document
 

@@ -261,7 +261,10 @@ def _latency_objection(
             f"allowed are {settings.p99_guard - 1:.0%}"
         )
     if p99.n < 2:
-        return "p99 is unknown: the windows hold too few requests; measure longer, or turn the p99 guard off"
+        return (
+            "p99 is unknown: the windows hold too few requests; measure longer (--duration-s), or turn the guard off "
+            "(--p99-guard off)"
+        )
     _, upper = bounds(p99, alpha)
     if upper <= math.log(settings.p99_guard):
         return None

@@ -55,6 +55,9 @@ def show_study(console: Console, document: Document) -> None:
 
 
 def show_optimize(console: Console, document: Document) -> None:
+    if "rows" in document:
+        _show_repository(console, document)
+        return
     for entry in document["models"]:
         if entry.get("study"):
             console.print(Text(f"{entry['model']}: {entry['study']['state']}", style="bold"))
@@ -64,6 +67,21 @@ def show_optimize(console: Console, document: Document) -> None:
             show_applied(console, entry["applied"])
         if entry.get("skipped"):
             console.print(Text(f"{entry['model']}: not tuned: {entry['skipped']}"))
+
+
+def _show_repository(console: Console, document: Document) -> None:
+    """A row a model; what each study found is in its own report."""
+    for entry in document["models"]:
+        if entry.get("applied"):
+            show_applied(console, entry["applied"])
+    console.print(Text(f"\n{document['repository']}", style="bold"))
+    console.print(plain_rows(document["columns"], document["rows"]))
+    for note in document["notes"]:
+        console.print(Text(note))
+    if document["directory"]:
+        console.print(Text(f"more of each model: triton-optimizer report {document['directory']}/MODEL", style="dim"))
+    if document.get("page"):
+        console.print(Text(f"The page is in {document['page']}"))
 
 
 def show_dry_run(console: Console, document: Document) -> None:
