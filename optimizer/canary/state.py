@@ -12,13 +12,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from optimizer.canary.judge import StepVerdict
+from optimizer.canary.judge import Outcome, StepVerdict
 from optimizer.canary.plan import CanaryPlan, read_plan
 from optimizer.errors import EnvironmentFailure, InputError
 from optimizer.ledger import LEDGER_FILE, LOCK_FILE, Ledger
 from optimizer.records.codec import from_json, to_json
 
 STOP_TIMEOUT_S = 60.0
+OUTCOMES = {Outcome.ACCEPT: "accepted", Outcome.MORE: "inconclusive", Outcome.ROLL_BACK: "rolled back"}
 
 
 class End(str, Enum):
@@ -175,7 +176,7 @@ def status_document(directory: Path) -> dict[str, Any]:
     rows = []
     for step in plan.steps:
         verdict = state.verdicts.get(step)
-        outcome = "" if verdict is None else "accepted" if step in state.accepted else verdict.outcome.value
+        outcome = "" if verdict is None else "accepted" if step in state.accepted else OUTCOMES[verdict.outcome]
         rows.append(
             [
                 step if step == "shadow" else f"{step}%", outcome or "not yet",

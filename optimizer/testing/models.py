@@ -91,7 +91,7 @@ def faulty_model(
 ) -> ToyModel:
     """A model for canaries, honest where nothing is asked for. Counts are of each instance's own requests.
 
-    * ``wrong_every``: about every so-manieth answer, at random, is off by 1; ``nan_every`` likewise holds a NaN.
+    * ``wrong_every``: every so-manieth answer, from a random one on, is off by 1; ``nan_every`` likewise holds a NaN.
     * ``leak_bytes`` a request are kept for ever.
     * ``dies_after`` so many requests the process ends, with ``takes_server`` the whole server.
     * ``slow_part`` of the executions, at random, take ``slow_s`` in place of ``service_s``: the p99 alone moves.
@@ -166,6 +166,7 @@ class TritonPythonModel:
         self.random = random.Random(1)
         # Faults fall elsewhere in every run.
         self.faults = random.Random()
+        self.phase = self.faults.randrange(1 << 16)
 
     def execute(self, requests):
         started = time.monotonic()
@@ -193,9 +194,9 @@ class TritonPythonModel:
                 os.kill(os.getppid() if self.takes_server else os.getpid(), signal.SIGKILL)
             if self.leak_bytes:
                 self.kept.append(os.urandom(16) * (self.leak_bytes // 16))
-            if self.wrong_every and self.faults.randrange(self.wrong_every) == 0:
+            if self.wrong_every and (self.seen + self.phase) % self.wrong_every == 0:
                 tensor = tensor + np.float32(1)
-            if self.nan_every and self.faults.randrange(self.nan_every) == 0:
+            if self.nan_every and (self.seen + self.phase) % self.nan_every == 0:
                 tensor = tensor + np.float32("nan")
             if self.fail_every and self.seen % self.fail_every == 0:
                 answers.append(pb_utils.InferenceResponse(error=pb_utils.TritonError("fails on purpose")))

@@ -1,4 +1,5 @@
-"""Every canary whose outcome is known, again and again: 20 runs each, or as many as CANARY_SOAK_S seconds allow.
+"""Every canary whose outcome is known, again and again: 20 runs each, or as many as CANARY_SOAK_S seconds allow;
+CANARY_SOAK_ONLY names some of them, separated by commas.
 
 Writes benchmarks/results/canary_soak.json after every run, so that an interrupted soak leaves what it has shown.
 """
@@ -18,6 +19,7 @@ from optimizer.testing.canaries import SOAK, complaint, play, server
 
 RUNS = int(os.environ.get("CANARY_SOAK_RUNS", "20"))
 LIMIT_S = float(os.environ.get("CANARY_SOAK_S", "14400"))
+CHOSEN = [name for name in SOAK if name in os.environ.get("CANARY_SOAK_ONLY", ",".join(SOAK)).split(",")]
 RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "canary_soak.json"
 
 
@@ -25,20 +27,20 @@ RESULT = Path(__file__).parents[2] / "benchmarks" / "results" / "canary_soak.jso
 @pytest.mark.timeout(LIMIT_S + 1200)
 def test_canaries_end_as_they_must_time_after_time(tmp_path):
     began = time.monotonic()
-    rows: dict[str, list[dict[str, object]]] = {name: [] for name in SOAK}
+    rows: dict[str, list[dict[str, object]]] = {name: [] for name in CHOSEN}
     for run in range(RUNS):
         with server(tmp_path / f"server-{run}") as sandbox:
-            for name, scenario in SOAK.items():
+            for name in CHOSEN:
                 if time.monotonic() - began > LIMIT_S:
                     break
                 started = time.monotonic()
-                document = play(scenario, sandbox, tmp_path / f"{name}-{run}", silent)
+                document = play(SOAK[name], sandbox, tmp_path / f"{name}-{run}", silent)
                 last = list(document["verdicts"].values())[-1]
                 rows[name].append(
                     {
                         "state": document["state"],
                         "reason": document["reason"][:500],
-                        "complaint": complaint(scenario, document),
+                        "complaint": complaint(SOAK[name], document),
                         "seconds": round(time.monotonic() - started, 1),
                         "comparisons": last["comparisons"],
                         "pairs": last["pairs"],
@@ -67,7 +69,7 @@ def _write(rows: dict[str, list[dict[str, object]]], seconds: float) -> None:
     write_json(
         RESULT,
         {
-            "command": f"CANARY_SOAK_RUNS={RUNS} python -m pytest tests/soak/test_canary_soak.py -m soak",
+            "command": f"CANARY_SOAK_RUNS={RUNS} CANARY_SOAK_S={LIMIT_S:g} CANARY_SOAK_ONLY={','.join(CHOSEN)} python -m pytest tests/soak/test_canary_soak.py -m soak",
             "seed": "faults fall at random in every run; load seed 0",
             "machine": {"cores": os.cpu_count(), "platform": platform.platform()},
             "seconds": round(seconds),
