@@ -69,7 +69,8 @@ def _write(rows: dict[str, list[dict[str, object]]], seconds: float) -> None:
     write_json(
         RESULT,
         {
-            "command": f"CANARY_SOAK_RUNS={RUNS} CANARY_SOAK_S={LIMIT_S:g} CANARY_SOAK_ONLY={','.join(CHOSEN)} python -m pytest tests/soak/test_canary_soak.py -m soak",
+            "command": f"CANARY_SOAK_RUNS={RUNS} CANARY_SOAK_S={LIMIT_S:g} CANARY_SOAK_ONLY={','.join(CHOSEN)} "
+            "python -m pytest tests/soak/test_canary_soak.py -m soak",
             "seed": "faults fall at random in every run; load seed 0",
             "machine": {"cores": os.cpu_count(), "platform": platform.platform()},
             "seconds": round(seconds),
