@@ -42,6 +42,9 @@ KEPT_BYTES = 64 * 2**20
 """Of one window's answers, what is kept to be compared."""
 MOST_KEPT = 20_000
 STABILITY_SAMPLES = 200
+PATIENCE = 20
+"""In the shadow an answer may take so many times the baseline's slowest before it counts as none."""
+LEAST_PATIENCE_S = 5.0
 
 
 def model_of(endpoint: Endpoint) -> Model:
@@ -139,6 +142,7 @@ class Arms:
         self._references: dict[int, bytes] = {}
         self._turns = itertools.cycle(self._shadow_order())
         self._answer_bytes = 1
+        self._patience_s = LEAST_PATIENCE_S
         self._stack = contextlib.ExitStack()
         self._generators: tuple[LoadGenerator, LoadGenerator] | None = None
         self.watches = tuple(Watch(endpoint, shared=plan.shared) for endpoint in self.endpoints)
@@ -186,6 +190,7 @@ class Arms:
                     where=url, field=model, remedy="use samples that it answers, or repair it",
                 )  # fmt: skip
             self._references[exchange.sample] = first
+            self._patience_s = max(self._patience_s, PATIENCE * max(exchange.latency_us) / 1e6)
             self._answer_bytes = max(self._answer_bytes, len(first))
             if exchange.sample < STABILITY_SAMPLES:
                 self._comparer.add(exchange.sample, second, first)
@@ -212,7 +217,11 @@ class Arms:
     def shadow_chunk(self, sender: DualSender, count: int) -> WindowPair:
         """``count`` requests to both arms at once."""
         before = self._look()
-        exchanges = sender.run(list(itertools.islice(self._turns, count)), in_flight=self.plan.workload.concurrency)
+        exchanges = sender.run(
+            list(itertools.islice(self._turns, count)),
+            in_flight=self.plan.workload.concurrency,
+            timeout_s=self._patience_s,
+        )
         after = self._look()
         for exchange in exchanges:
             reference, answer = exchange.answers

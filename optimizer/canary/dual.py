@@ -16,6 +16,8 @@ from optimizer.load.worker import INFER_PATH, STREAMS_PER_CONNECTION, model_name
 
 RECONNECT_ATTEMPTS = 3
 RECONNECT_PAUSE_S = 0.1
+HOPELESS = 8
+"""Failures in a row, at least."""
 
 
 @dataclass
@@ -84,7 +86,8 @@ class DualSender:
 
     def run(self, samples: Sequence[int], *, in_flight: int, timeout_s: float = 30.0) -> list[Exchange]:
         """One exchange a sample, ``in_flight`` of them at a time. A request without an answer after ``timeout_s`` has
-        failed, and so have those to an arm that takes no connection."""
+        failed, and so have those to an arm that takes no connection. Ends early, with those that were sent, where an
+        arm has failed ``in_flight`` times in a row: a server that hangs would be waited for again and again."""
         run = _Run(self._arms, self._bodies, [Exchange(sample) for sample in samples], timeout_s)
         try:
             return run.to_the_end(in_flight)
@@ -107,12 +110,15 @@ class _Run:
         self._timeout_s = timeout_s
         self._watched: dict[int, tuple[int, Http2Connection]] = {}
         self._writing: set[int] = set()
+        self._failed_in_a_row = [0, 0]
 
     def to_the_end(self, in_flight: int) -> list[Exchange]:
         exchanges = self._exchanges
         running: list[Exchange] = []
         position = 0
         while running or position < len(exchanges):
+            if max(self._failed_in_a_row) >= max(in_flight, HOPELESS):
+                exchanges = exchanges[:position]
             while len(running) < in_flight and position < len(exchanges):
                 running.append(exchanges[position])
                 self._send(position)
@@ -197,5 +203,6 @@ class _Run:
         exchange.open -= 1
         exchange.failures[side] = completion.failure
         exchange.answers[side] = completion.body
+        self._failed_in_a_row[side] = 0 if completion.failure is None else self._failed_in_a_row[side] + 1
         if completion.failure is None:
             exchange.latency_us[side] = (time.monotonic() - exchange.sent) * 1e6
