@@ -321,7 +321,10 @@ def confirm(
     Racing data are not looked at again.
     """
     judge_settings = preparation.settings.judge
-    finalists = [one.candidate for one in standings if one.candidate.id != laboratory.as_found.id]
+    # What is judged against is no finalist: it cannot beat itself, and each finalist widens the others' intervals.
+    judged_against = laboratory.as_found if laboratory.as_found_judges else laboratory.default
+    no_finalist = {laboratory.as_found.id, judged_against.id}
+    finalists = [one.candidate for one in standings if one.candidate.id not in no_finalist]
     finalists = finalists[: judge_settings.finalists]
     pairs = judge_settings.pairs or pairs_needed(
         noise.sd_upper, judge_settings.min_gain, len(finalists), settings=judge_rules(preparation)
