@@ -129,7 +129,7 @@ def decide(
     judged = [_judge(each, reference, alpha, settings, context) for each in confirmations]
     caveats = list(context.caveats)
     if not context.as_found_served:
-        caveats.append("as-found, as production serves it, could not be compared here: the gain is over the default route alone")
+        caveats.append("as-found could not be served here as production does: the gain is over the default route alone")
     caveats += [caveat for each in judged for caveat in each.caveats]
     accepted = [each for each in judged if each.keep_reason is None]
     winner = _winner(accepted, context.default_id, alpha, settings, confirmations)
