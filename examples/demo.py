@@ -45,7 +45,8 @@ def main() -> int:
     say(f"the repository's tree before: {before[:16]}, now: {sha256_tree(REPOSITORY)[:16]}")
     say("look around:")
     for command in (
-        f"inspect {REPOSITORY}", f"status {REPOSITORY}", f"report {STUDY}", f"report {STUDY} --html {DIRECTORY}/report.html",
+        f"inspect {REPOSITORY}", f"status {REPOSITORY}", f"report {STUDY}",
+        f"report {STUDY} --html {DIRECTORY}/report.html",
         f"rollback {REPOSITORY} --model magika",
     ):  # fmt: skip
         print(f"  {sys.executable} -m optimizer {command}", flush=True)
