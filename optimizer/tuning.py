@@ -49,6 +49,14 @@ def optimize_repository(
             "or leave --write-back out to explore",
         )
     names = names_of(repository, settings)
+    if settings.suggest_tolerance:
+        from optimizer.suggesting import suggestion_document
+
+        chosen = choose_models(repository, settings, names, lambda name: DEFAULT_DIRECTORY / name)
+        skipped = {one.name: one.skip.reason for one in chosen if one.skip is not None}
+        return suggestion_document(
+            [one.preparation for one in chosen if one.preparation is not None], skipped, progress
+        )
     if len(names) > 1:
         directory = study or DEFAULT_DIRECTORY
         many = begin_fleet(repository, settings, names, directory, progress)
