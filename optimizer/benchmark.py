@@ -121,7 +121,7 @@ class _SandboxBench(_Bench):
         self._stand = stand
         self._settings = settings
         _serve(stand, model, self.served_as)
-        stand.prepare(samples, self.datatypes)
+        stand.prepare(samples, self.datatypes, batched=model.batched)
 
     def load(self, served_as: str, workload: Workload) -> Measurement:
         return self._stand.load(served_as, workload, served_as, warmup_s=self._settings.load.warmup_s).measurement
@@ -140,7 +140,7 @@ class _RunningBench(_Bench):
         self._client = client
         self._generator = generator
         self._ramp_s: dict[str, float] = {}
-        generator.prepare(samples.samples, self.datatypes)
+        generator.prepare(samples.samples, self.datatypes, batched=model.batched)
 
     def load(self, served_as: str, workload: Workload) -> Measurement:
         if served_as not in self._ramp_s:

@@ -247,7 +247,7 @@ class _Run:
         plan = preparation.plan
         if stand.serve(as_on_disk(plan.model, name=served_as)) is not None:
             return None
-        stand.prepare(plan.tune, plan.datatypes)
+        stand.prepare(plan.tune, plan.datatypes, batched=plan.model.batched)
         workload = replace(plan.workload, duration_s=PROBE_S)
         measured = stand.load(served_as, workload, "probe", warmup_s=PROBE_S / 2).measurement
         stand.drop(served_as)

@@ -297,7 +297,7 @@ class StudyLaboratory(Workbench):
     def fresh_stand(self, references: Sequence[Candidate]) -> Iterator[Stand]:
         """A freshly started server for one confirmation pair, with the references loaded."""
         with self._fresh_stand() as stand:
-            stand.prepare(self.plan.held_out, self.plan.datatypes)
+            stand.prepare(self.plan.held_out, self.plan.datatypes, batched=self.plan.model.batched)
             for reference in references:
                 rejection = self.serve(stand, reference)
                 if rejection is not None:

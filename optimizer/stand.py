@@ -54,7 +54,7 @@ class Stand:
         self._capacity = capacity
         self._loaded: OrderedDict[str, Deployment] = OrderedDict()
         self._pinned: set[str] = set()
-        self._samples: tuple[SampleSet, Mapping[str, str]] | None = None
+        self._samples: tuple[SampleSet, Mapping[str, str], bool] | None = None
         self._warm: dict[str, Warmup | None] = {}
         self.logs = logs or options.workdir / "load"
         self._sandbox: Sandbox | None = None
@@ -187,13 +187,13 @@ class Stand:
                 client.infer_raw(build_request(name, inputs, datatypes), timeout_s=timeout_s)
             )
 
-    def prepare(self, samples: SampleSet, datatypes: Mapping[str, str]) -> None:
-        """Sets the requests of the following loads."""
+    def prepare(self, samples: SampleSet, datatypes: Mapping[str, str], *, batched: bool = True) -> None:
+        """Sets the requests of the following loads; ``batched`` says whether their first dimension counts rows."""
         if self._samples is not None and self._samples[0] is samples:
             return
-        self._samples = (samples, datatypes)
+        self._samples = (samples, datatypes, batched)
         if self._generator is not None:
-            self._generator.prepare(samples.samples, datatypes)
+            self._generator.prepare(samples.samples, datatypes, batched=batched)
 
     def load(
         self, name: str, workload: Workload, candidate_id: str, *, warmup_s: float = 0.0, keep_responses: int = 0
@@ -237,7 +237,8 @@ class Stand:
             )
             self._generator = generator.__enter__()
             if self._samples is not None:
-                self._generator.prepare(self._samples[0].samples, self._samples[1])
+                samples, datatypes, batched = self._samples
+                self._generator.prepare(samples.samples, datatypes, batched=batched)
         return self._generator
 
 

@@ -164,7 +164,7 @@ def establish_references(laboratory: StudyLaboratory, preparation: Preparation) 
     serve_as_found(laboratory)
     tune, held_out = expected_outputs(laboratory, preparation)
     laboratory.plan = replace(laboratory.plan, tune=tune, held_out=held_out)
-    laboratory.stand.prepare(tune, laboratory.plan.datatypes)
+    laboratory.stand.prepare(tune, laboratory.plan.datatypes, batched=laboratory.plan.model.batched)
     establish_default(laboratory)
 
 
@@ -335,7 +335,9 @@ def confirm(
             "stage", stage="confirm", text=f"confirming {len(finalists)} finalists, {pairs} fresh pairs each",
             finalists=len(finalists), pairs=pairs,
         )  # fmt: skip
-        laboratory.stand.prepare(laboratory.plan.held_out, laboratory.plan.datatypes)
+        laboratory.stand.prepare(
+            laboratory.plan.held_out, laboratory.plan.datatypes, batched=laboratory.plan.model.batched
+        )
     confirmations = [confirm_one(laboratory, finalist, pairs) for finalist in finalists]
     if finalists and laboratory.as_found_on_cpu:
         laboratory.measure(laboratory.as_found, f"{CONFIRM}:{laboratory.as_found.id}")

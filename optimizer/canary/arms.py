@@ -135,6 +135,7 @@ class Arms:
         check_tolerances(tolerances, model.outputs)
         self.samples = samples_of(plan, model)
         self._datatypes = {spec.name: spec.datatype for spec in model.inputs}
+        self._batched = model.batched
         self._comparer = Comparer(
             self.samples.samples, {spec.name: spec.datatype for spec in model.outputs}, tolerances
         )
@@ -265,7 +266,7 @@ class Arms:
                         metrics_url=endpoint.metrics_url,
                     )  # fmt: skip
                     made[endpoint.grpc_url] = self._stack.enter_context(generator)
-                    generator.prepare(self.samples.samples, self._datatypes)
+                    generator.prepare(self.samples.samples, self._datatypes, batched=self._batched)
             self._generators = (made[self.endpoints[0].grpc_url], made[self.endpoints[1].grpc_url])
         return self._generators
 

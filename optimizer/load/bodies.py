@@ -30,6 +30,8 @@ class Part:
     model: str
     samples: Sequence[Sample]
     datatypes: Mapping[str, str]
+    batched: bool = True
+    """Whether the first dimension counts rows; where it does not, a request is one inference."""
 
 
 def mixed_bodies(parts: Sequence[Part]) -> tuple[Bodies, tuple[tuple[str, Sample], ...]]:

@@ -141,11 +141,13 @@ class LoadGenerator:
         samples: Sequence[Sample],
         datatypes: Mapping[str, str],
         *,
+        batched: bool = True,
         output_bytes: Mapping[str, int] | None = None,
     ) -> None:
         """Sends the samples to the processes, in place of those of an earlier call. ``datatypes`` maps input name to
-        Triton data type. With system shared memory, outputs named in ``output_bytes`` (the bytes of the largest
-        answer) come back through it as well.
+        Triton data type. Where the model is not ``batched`` (max_batch_size 0) a request is one inference, whatever its
+        first dimension is, as Triton's statistics count it. With system shared memory, outputs named in
+        ``output_bytes`` (the bytes of the largest answer) come back through it as well.
         """
         if not self._workers:
             raise RuntimeError("enter the LoadGenerator's with block first")
@@ -158,7 +160,7 @@ class LoadGenerator:
                 outputs = OutputSlots(dict(output_bytes), self._token)
         else:
             bodies = (http_bodies if self._transport == "http" else grpc_bodies)(samples, datatypes)
-        self._hand_out(bodies, samples, outputs)
+        self._hand_out(bodies, [sample.batch if batched else 1 for sample in samples], samples, outputs)
         self._in_turn = False
 
     def prepare_mixed(self, parts: Sequence[Part]) -> tuple[str, ...]:
@@ -171,11 +173,15 @@ class LoadGenerator:
                 "a mixed load goes over gRPC without shared memory", field="transport", remedy="make another generator"
             )
         bodies, requests = mixed_bodies(parts)
-        self._hand_out(bodies, [sample for _, sample in requests], None)
+        batched = {part.model: part.batched for part in parts}
+        rows = [sample.batch if batched[model] else 1 for model, sample in requests]
+        self._hand_out(bodies, rows, [sample for _, sample in requests], None)
         self._in_turn = True
         return tuple(model for model, _ in requests)
 
-    def _hand_out(self, bodies: Bodies, samples: Sequence[Sample], outputs: OutputSlots | None) -> None:
+    def _hand_out(
+        self, bodies: Bodies, rows: Sequence[int], samples: Sequence[Sample], outputs: OutputSlots | None
+    ) -> None:
         region = (self._region.name,) if self._region is not None else ()
         cuda = self._shared_memory == "cuda"
         commands = [
@@ -188,7 +194,7 @@ class LoadGenerator:
         deadline = time.monotonic() + PREPARE_TIMEOUT_S
         for worker in self._workers:
             worker.read(deadline, str)
-        self._rows = np.array([sample.batch for sample in samples], dtype=np.int64)
+        self._rows = np.array(rows, dtype=np.int64)
         self._sample_ids = tuple(sample.id for sample in samples)
 
     def run(

@@ -55,6 +55,16 @@ def test_closed_loop_counts_what_the_server_saw(generator: LoadGenerator, fake_s
     assert window.measurement.resources.gpu_power_w is None
 
 
+def test_rows_count_only_where_the_model_batches(fake_server: Any, tmp_path: Path) -> None:
+    three = [Sample("s", {"IN": np.zeros((3, 4), np.float32)})]
+    workload = Workload(concurrency=1, duration_s=0.2)
+    with LoadGenerator(fake_server.url, processes=1, directory=tmp_path) as made:
+        for batched, rows in ((True, 3), (False, 1)):
+            made.prepare(three, {"IN": "FP32"}, batched=batched)
+            measured = made.run("slow", workload, candidate_id="c", warmup_s=0.0).measurement
+            assert measured.inferences == rows * measured.requests > 0
+
+
 def test_open_loop_sends_each_due_request_once(generator: LoadGenerator, fake_server: Any) -> None:
     workload = Workload(Arrival.POISSON, rate_per_s=200, duration_s=0.5, seed=3)
     first = generator.run("echo", workload, candidate_id="a", warmup_s=0.1).records()
