@@ -318,12 +318,13 @@ def _sentence(
     alpha: float,
     finalists: int,
 ) -> str:
-    against = "what is there" if reference == AS_FOUND else "the default route"
+    verdict = "replaces what is there" if reference == AS_FOUND else "beats the default route"
     if winner is not None:
         lower, _ = bounds(winner.summary, alpha)
         text = (
-            f"{winner.finalist.label} replaces {against}: {context.objective} better by "
-            f"{_percent(winner.summary.mean)}, by at least {_percent(lower)} with {settings.confidence:.0%} confidence "
+            f"{winner.finalist.label} {verdict}: {context.objective} better by "
+            f"{math.expm1(winner.summary.mean):.1%}, by at least {math.expm1(lower):.1%} with "
+            f"{settings.confidence:.0%} confidence "
             f"over {_count(finalists, 'finalist')} ({winner.summary.n} fresh pairs)"
         )
         over_default = winner.finalist.gain_over_default

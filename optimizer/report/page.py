@@ -171,16 +171,20 @@ def _decision(document: Document, sentence: str) -> Markup:
 
 
 def _key_figures(document: Document) -> Markup | None:
-    found, top = findings.as_found(document), findings.best(document)
+    top = findings.best(document)
     gain = findings.confirmed_gain(top) if top else None
     if top is None or gain is None:
         return None
     shown = findings.latency(document)
     who = "winner" if top["state"] == "winner" else "best finalist"
     figures = [(percent(gain["ratio"]), f"{who}, {interval(gain).partition(' ')[2].strip('()')}")]
-    if found and found["throughput"]:
-        figures.append((f"{rate(found['throughput'])} → {rate(top['throughput'])}", "inferences/s, as found → " + who))
-        figures.append((f"{milliseconds(shown.of(found))} → {milliseconds(shown.of(top))}", f"ms, {shown.name}"))
+    # The same comparison as the gain beside it.
+    over_found = top["gain_over_as_found"] is not None
+    against = findings.as_found(document) if over_found else findings.default(document)
+    if against and against["throughput"]:
+        words = f"inferences/s, {'as found' if over_found else 'default'} → {who}"
+        figures.append((f"{rate(against['throughput'])} → {rate(top['throughput'])}", words))
+        figures.append((f"{milliseconds(shown.of(against))} → {milliseconds(shown.of(top))}", f"ms, {shown.name}"))
     figures.append((str(gain["pairs"]), "fresh pairs"))
     items = [element("li", element("b", figure), element("span", says)) for figure, says in figures]
     return element("ul", *items, class_="figures")

@@ -168,8 +168,8 @@ class _Book:
         gain = best.gain_over_as_found or Interval(1.0, 1.0, 1.0, 0.95, 0)
         decision = Decision(
             Verdict.WINNER, best.candidate_id, best.label,
-            f"{best.label} replaces what is there: throughput better by {gain.ratio - 1:+.1%}, by at least "
-            f"{gain.lower - 1:+.1%} with 95% confidence over 3 finalists (12 fresh pairs).",
+            f"{best.label} replaces what is there: throughput better by {gain.ratio - 1:.1%}, by at least "
+            f"{gain.lower - 1:.1%} with 95% confidence over 3 finalists (12 fresh pairs).",
             finalists=tuple(finalists), caveats=("an invented study",), tolerance_given=True, noise=NOISE,
             break_even={"sentence": "The 1.2 GPU hours spent are earned back by 0.3 GPU-days of full load."},
         )  # fmt: skip

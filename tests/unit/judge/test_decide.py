@@ -56,7 +56,7 @@ def test_a_clear_gain_wins_with_its_interval():
     assert winner.gain_over_as_found.ratio == pytest.approx(math.exp(0.08))
     assert 1.06 < winner.gain_over_as_found.lower < winner.gain_over_as_found.ratio < winner.gain_over_as_found.upper
     assert winner.gain_over_as_found.pairs == 12
-    assert "+8.3%" in decision.sentence
+    assert "better by 8.3%, by at least" in decision.sentence
     assert "3 finalists" in decision.sentence
 
 
@@ -183,7 +183,7 @@ def test_both_gains_are_reported():
     both = Confirmation("a", "a", pairs("a", 0.5) + pairs("a", 0.1, reference=DEFAULT), GOOD)
     decision = decide([both], context=Context(default_id=DEFAULT))
     assert decision.winner == "a"
-    assert "+64.9%" in decision.sentence
+    assert "better by 64.9%" in decision.sentence
     assert "over the default route +10.5%" in decision.sentence
 
 
