@@ -53,9 +53,10 @@ def main(directory: Path, records: int) -> None:
             "judge.p99_guard": 10,
         },
     )
+    fast = Variant.of(sleep_model("sleep", service_s=0.001))
     preparation = with_variants(
         prepare(repository, "sleep", settings, directory),
-        {"fails": Variant({}), "fast": Variant.of(sleep_model("sleep", service_s=0.001))},
+        {"fails": Variant({}), "fast": fast, "again": fast},
     )
     with (directory / "windows").open("a") as windows, MortalLedger.open(directory) as ledger:
 

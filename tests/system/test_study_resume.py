@@ -45,7 +45,11 @@ def test_killed_again_and_again_a_study_ends_as_if_it_had_lived(tmp_path: Path) 
     while (life := live(tmp_path, 12)).returncode == -signal.SIGKILL:
         lives += 1
         assert lives < 20
-    assert outcome(life) == ("winner", "-variant=fast", ["build/parse_error: fails on purpose"])
+    assert outcome(life) == (
+        "winner",
+        "-variant=fast",
+        ["build/parse_error: fails on purpose", "check/same_engine: comes out as the same engine as -variant=fast"],
+    )
     assert lives > 3
     assert repeated_windows(tmp_path) < lives
     assert [entry.key for entry in Ledger.view(tmp_path).records("fact")].count("references") == 1
