@@ -95,6 +95,21 @@ def _print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, sort_keys=True, default=str))
 
 
+def _settle(repository: Path) -> None:
+    """For commands that only read: what a killed write-back left is settled where it can be; where not, that is said,
+    and what is there is shown all the same."""
+    # An unfinished write-back is rare, and `inspect` is to be quick.
+    if not any(repository.glob(".triton-optimizer.*")):
+        return
+    from optimizer.apply import recover
+
+    try:
+        for line in recover(repository):
+            print(f"warning: {line}", file=sys.stderr)
+    except OptimizerError as error:
+        print(f"warning: {error.message}", file=sys.stderr)
+
+
 @contextlib.contextmanager
 def _progress(*, quiet: bool, lines: bool) -> Iterator[Any]:
     """The status line is gone before a result or an error is printed."""
@@ -135,6 +150,7 @@ def inspect(
     from optimizer.repository.inspection import inspection_document
     from optimizer.repository.reader import read_model, read_repository
 
+    _settle(repository)
     if model:
         models: Any = [read_model(repository, name, config_name=config_name) for name in model]
     else:
@@ -326,6 +342,7 @@ def status(
     """What is live, since when, on which evidence, and whether that is stale here."""
     from optimizer.tuning import status_document
 
+    _settle(repository)
     _show(status_document(repository, model or []), json_output)
 
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from optimizer.apply import apply_winner
+from optimizer.apply import already_applied, apply_winner, recover
 from optimizer.choosing import Chosen, choose_models
 from optimizer.config import Settings
 from optimizer.errors import InputError, OptimizerError, WriteBackRefused
-from optimizer.fleet import apply_fleet, begin_fleet, is_fleet, run_fleet
-from optimizer.ledger import STUDY_FILE
+from optimizer.fleet import apply_fleet, begin_fleet, is_fleet, read_fleet, run_fleet
+from optimizer.ledger import STUDY_FILE, read_study
 from optimizer.overview import fleet_document
 from optimizer.preparation import Preparation
 from optimizer.progress import Progress
@@ -23,6 +23,12 @@ from optimizer.study import run_study
 from optimizer.summary import study_document
 
 DEFAULT_DIRECTORY = Path("studies")
+
+
+def settle(repository: Path, progress: Progress) -> None:
+    """What a killed write-back left is finished or undone before anything is read. Raises :class:`OptimizerError`."""
+    for line in recover(repository):
+        progress("warning", text=line)
 
 
 def names_of(repository: Path, settings: Settings) -> list[str]:
@@ -48,6 +54,7 @@ def optimize_repository(
             remedy="say how far answers may be from the reference, for instance --tolerance '*:lInf<=1e-3', "
             "or leave --write-back out to explore",
         )
+    settle(repository, progress)
     names = names_of(repository, settings)
     if settings.suggest_tolerance:
         from optimizer.suggesting import suggestion_document
@@ -88,11 +95,13 @@ def _tune(one: Chosen, *, write_back: bool, progress: Progress) -> dict[str, Any
 def resume_study(directory: Path, *, write_back: bool, progress: Progress) -> dict[str, Any]:
     """Goes on with one study, or with every one below ``directory``."""
     if is_fleet(directory):
+        settle(Path(read_fleet(directory)["repository"]), progress)
         run_fleet(directory, None, write_back=write_back, progress=progress)
         return fleet_document(directory)
     directories = [directory] if (directory / STUDY_FILE).exists() else studies_below(directory)
     models = []
     for each in directories:
+        settle(Path(read_study(each).notes["repository"]), progress)
         preparation = reopen(each)
         if write_back and not preparation.settings.tolerance:
             raise WriteBackRefused("the study has no tolerance", where=each, remedy="start a study with --tolerance")
@@ -111,11 +120,16 @@ def apply_study(
     """Writes the study's winner into its repository; of a whole repository's run, every winner that passed the check
     of all together."""
     if is_fleet(directory):
+        recover(Path(read_fleet(directory)["repository"]))
         tried = apply_fleet(
             directory, dry_run=dry_run, server_url=server_url, replace_served_versions=replace_served_versions,
             accept_unserved_baseline=accept_unserved_baseline,
         )  # fmt: skip
         return fleet_document(directory, tried)
+    # The model has changed by that very write-back, so a study that was applied could not be opened again.
+    done = already_applied(directory, server_url=server_url)
+    if done is not None:
+        return done
     preparation = reopen(directory)
     return apply_winner(
         preparation,
@@ -129,6 +143,7 @@ def apply_study(
 def dry_run_document(repository: Path, settings: Settings) -> dict[str, Any]:
     """Candidates, estimated time and disk. Builds and writes nothing."""
     models = []
+    recover(repository)
     names = names_of(repository, settings)
     for one in choose_models(repository, settings, names, lambda name: DEFAULT_DIRECTORY / name):
         if one.preparation is not None:

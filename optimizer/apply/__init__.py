@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from optimizer.preparation import Preparation
     from optimizer.records.model import Model
 
-__all__ = ["apply_winner", "live_status", "recover", "rollback", "writer_of"]
+__all__ = ["already_applied", "apply_winner", "live_status", "recover", "rollback", "writer_of"]
 
 
 def apply_winner(
@@ -35,6 +35,13 @@ def apply_winner(
         replace_served_versions=replace_served_versions,
         accept_unserved_baseline=accept_unserved_baseline,
     )
+
+
+def already_applied(directory: Path, *, server_url: str | None = None) -> dict[str, Any] | None:
+    """The document of a write-back that was done before and still stands; see :mod:`.already`."""
+    from optimizer.apply import already
+
+    return already.already_applied(directory, server_url=server_url)
 
 
 def rollback(repository: Path, model: str, *, server_url: str | None = None) -> dict[str, Any]:
