@@ -214,7 +214,7 @@ def _row(ledger: Ledger, measured: _Measured, candidate_id: str, decision: Decis
         "p99_ratio": to_json(finalist.p99_ratio) if finalist else None,
         "parity": {
             name: to_json(parity)
-            for name in ("tune", "held_out")
+            for name in ("tune", "batches", "held_out")
             if (parity := ledger.load("parity", f"{name}:{candidate_id}", Parity)) is not None
         },
         "warnings": sorted({warning for one in shown for warning in one.warnings}),
