@@ -34,7 +34,7 @@ def sleeping_study(
             "load.warmup_s": 0,
             "load.concurrency": [2],
             "judge.noise_pairs": noise_pairs,
-            "judge.max_pairs": 16,
+            "judge.max_pairs": 40,
             **({"judge.pairs": pairs} if pairs else {}),
             # A sleeping model on a busy machine has a tail of the machine's own.
             "judge.p99_guard": 3,
