@@ -67,7 +67,10 @@ def main() -> NoReturn:
         if show is None:
             raise
         show()
-        code = 2
+        code = InputError.exit_code
+        if as_json:
+            problem = error.format_message() if hasattr(error, "format_message") else str(error)
+            print(json.dumps(InputError(problem, field="command line", remedy="see --help").as_json()))
     sys.exit(code)
 
 
@@ -155,7 +158,7 @@ def inspect(
         models: Any = [read_model(repository, name, config_name=config_name) for name in model]
     else:
         models = read_repository(repository, config_name=config_name)
-    document = inspection_document(models)
+    document = {"kind": "inspection", **inspection_document(models, repository=repository)}
     if json_output:
         _print_json(document)
     else:

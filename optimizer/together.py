@@ -39,15 +39,18 @@ RATE = 0.7
 """Of as-found's closed-loop requests/s: busy, and far enough from saturation that queues do not grow."""
 MARGIN = 0.05
 """Non-inferiority: tuned together must be shown to do at least 95% of what as-found does."""
-ALPHA = 0.05
+LOOKS = 2
+ALPHA = 0.05 / LOOKS
+"""Of each look: there may be a second one, and both together err with 5% at most (Bonferroni)."""
 FIRST_PAIRS = 4
-"""These tell the spread, which tells how many pairs are needed in all (Stein 1945)."""
+"""Often enough. Where it is not, their spread tells how many are needed in all (Stein 1945)."""
 FEWEST_PAIRS = 3
 ROUNDS = 30
 """A window is long enough for so many requests to every model …"""
 LONGEST_WINDOW_S = 10.0
 """… but no longer than this."""
 MOST_SAMPLES = 32
+WARMUP_S = 1.5
 RAMP_S = 0.3
 
 
@@ -93,8 +96,8 @@ class Verdict:
 
 
 def judge(pairs: Sequence[MixedPair], untouched: Sequence[str], *, guard: float | None) -> Verdict:
-    """No failed request, at least 95% of the requests/s (95% confidence), no untouched model slowed down by more than
-    ``guard`` (a ratio, shown at 95%, Bonferroni over the models). Pure."""
+    """No failed request, at least 95% of the requests/s, no untouched model shown to be slowed down by more than
+    ``guard`` (a ratio; Bonferroni over the models), all at the level of one look. Pure."""
     for pair in pairs:
         for model, count in pair.failures.items():
             return Verdict("failures", f"{count} requests to {model} failed under the mixed load", model)
@@ -141,7 +144,7 @@ def check(
     bench = _Bench(neighbours, launcher, options, directory, gpu_memory)
     with bench:
         problem = bench.load_both(progress)
-        parts = bench.parts() if problem is None else []
+        parts = bench.parts(base) if problem is None else []
         document: dict[str, Any] = {
             "models": [
                 {"model": one.name, "tuned": one.tuned is not None, "asked": one.name in {part.model for part in parts}}
@@ -157,9 +160,10 @@ def check(
             return {**document, **_told(problem)}
         if not parts:
             return {**document, **_told(Verdict("undecided", "there is nothing to ask any model"))}
-        pairs = _measure(bench, parts, base, max_pairs, recall, record, progress)
+        asked = {part.model for part in parts}
+        untouched = [one.name for one in neighbours if one.tuned is None and one.name in asked]
+        pairs = _measure(bench, parts, untouched, guard, max_pairs, recall, record, progress)
         document["memory"] = bench.memory
-    untouched = [one.name for one in neighbours if one.tuned is None and one.name in {part.model for part in parts}]
     verdict = judge(pairs, untouched, guard=guard)
     usable = [pair.log_ratio for pair in pairs if pair.usable]
     summary = summarize(usable)
@@ -254,6 +258,7 @@ class _Bench:
         self._gpu_memory = gpu_memory
         self._open: dict[str, tuple[_Arm, contextlib.ExitStack]] = {}
         self._parts: list[Part] = []
+        self._base = Workload()
         self._prepared: set[str] = set()
         self._asked = True
         self.left_out: dict[str, str] = {}
@@ -299,8 +304,9 @@ class _Bench:
             if name in winners or name not in self.left_out
         }
 
-    def parts(self) -> list[Part]:
-        """Models that answer as found. One that answered and no longer does shows as failures under load."""
+    def parts(self, base: Workload) -> list[Part]:
+        """Models that answer as found: what the load, with ``base``'s requests in flight at least, will ask. One that
+        answered and no longer does shows as failures under load."""
         found = self.arm("as_found")
         parts = []
         for one in self._neighbours:
@@ -314,7 +320,15 @@ class _Bench:
             else:
                 self.left_out[one.name] = f"does not answer here as found: {problem}"
         self._parts = parts
+        self._base = replace(
+            base, arrival=Arrival.CLOSED_LOOP, concurrency=max(base.concurrency, 2 * len(parts)), rate_per_s=None,
+            trace=None,
+        )  # fmt: skip
         return parts
+
+    @property
+    def closed_loop(self) -> Workload:
+        return self._base
 
     def arm(self, which: str) -> _Arm:
         if which not in self._open:
@@ -324,6 +338,8 @@ class _Bench:
         arm = self._open[which][0]
         if self._parts and which not in self._prepared:
             arm.owners = arm.generator.prepare_mixed(self._parts)
+            # The first requests of a fresh server are slow ones.
+            _window(arm, replace(self._base, duration_s=WARMUP_S))
             self._prepared.add(which)
         return arm
 
@@ -365,14 +381,13 @@ class _Window:
 
 
 def _measure(
-    bench: _Bench, parts: Sequence[Part], base: Workload, max_pairs: int,
+    bench: _Bench, parts: Sequence[Part], untouched: Sequence[str], guard: float | None, max_pairs: int,
     recall: Callable[[int], MixedPair | None], record: Callable[[MixedPair], None], progress: Progress,
 ) -> list[MixedPair]:  # fmt: skip
-    concurrency = max(base.concurrency, 2 * len(parts))
-    closed = replace(base, arrival=Arrival.CLOSED_LOOP, concurrency=concurrency, rate_per_s=None, trace=None)
-    first = _window(bench.arm("as_found"), closed, warmup_s=1.0)
+    closed = bench.closed_loop
+    first = _window(bench.arm("as_found"), closed)
     rate = max(first.requests_per_s, 0.1)
-    length_s = min(LONGEST_WINDOW_S, max(base.duration_s, ROUNDS * len(parts) / rate))
+    length_s = min(LONGEST_WINDOW_S, max(closed.duration_s, ROUNDS * len(parts) / rate))
     closed = replace(closed, duration_s=length_s)
     open_loop = replace(closed, arrival=Arrival.POISSON, rate_per_s=RATE * rate)
     pairs: list[MixedPair] = []
@@ -387,7 +402,7 @@ def _measure(
         progress("stage", stage="together", text=f"mixed load: pair {index + 1}: {_percent(pair.log_ratio)} requests/s")
         if pair.failures:
             break
-        if len(pairs) == FIRST_PAIRS:
+        if len(pairs) == FIRST_PAIRS and judge(pairs, untouched, guard=guard).code == "undecided":
             spread = summarize([one.log_ratio for one in pairs if one.usable]).sd
             needed = required_pairs(spread, -math.log(1 - MARGIN), ALPHA) if math.isfinite(spread) else max_pairs
             wanted = min(max(FIRST_PAIRS, needed), max(FIRST_PAIRS, max_pairs))
@@ -420,8 +435,8 @@ def _pair(bench: _Bench, index: int, closed: Workload, open_loop: Workload) -> M
     )
 
 
-def _window(arm: _Arm, workload: Workload, *, warmup_s: float = RAMP_S) -> _Window:
-    window = arm.generator.run(arm.owners[0], workload, candidate_id="mixed", warmup_s=warmup_s)
+def _window(arm: _Arm, workload: Workload) -> _Window:
+    window = arm.generator.run(arm.owners[0], workload, candidate_id="mixed", warmup_s=RAMP_S)
     log = window.records()
     window.records_path.unlink(missing_ok=True)
     owners = np.array(arm.owners)[log.sample]

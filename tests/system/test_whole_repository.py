@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from documented import check
 
+from optimizer import optimize
 from optimizer.durable import sha256_tree
+from optimizer.errors import StudyInterrupted
 from optimizer.testing.models import sleep_model
 
 pytestmark = pytest.mark.system
@@ -18,7 +21,7 @@ pytestmark = pytest.mark.system
 SETTINGS = """\
 tolerance: ["OUTPUT0:lInf<=0"]
 search: {routes: "-instances=[1|4]"}
-load: {concurrency: [4], duration_s: 0.3, warmup_s: 0.2, processes: 1}
+load: {concurrency: [4], duration_s: 0.2, warmup_s: 0.1, processes: 1}
 judge: {finalists: 1, pairs: 3, noise_pairs: 3, max_pairs: 8, p99_guard: "off"}
 inputs: {synthetic_count: 8}
 budget: {minutes: 2}
@@ -102,7 +105,18 @@ def test_every_model_is_tuned_or_has_its_reason_and_winners_are_tried_together(
     }  # fmt: skip
     before = sha256_tree(repository)
 
-    document = run("optimize", repository, "--config", "settings.yaml", "--study", "run", cwd=tmp_path)
+    def stop_at_the_second_study(kind: str, **facts: object) -> None:
+        if str(facts.get("text", "")).startswith("study 2 of 2"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(StudyInterrupted, match="resume"):
+        optimize(
+            repository, settings=tmp_path / "settings.yaml", study=tmp_path / "run", progress=stop_at_the_second_study
+        )
+    half = run("report", "run", cwd=tmp_path)
+    assert [row[1] for row in half["rows"] if row[0] in ("quick", "slow")] == ["unfinished", "winner"]
+
+    document = run("resume", "run", cwd=tmp_path)
     rows = {row[0]: row for row in document["rows"]}
     assert rows["slow"][1] == rows["quick"][1] == "winner"
     assert rows["both"][1] == rows["texts"][1] == "not tuned"
@@ -120,7 +134,10 @@ def test_every_model_is_tuned_or_has_its_reason_and_winners_are_tried_together(
     weights = {one["model"]: one["weight"] for one in document["models"] if "weight" in one}
     assert weights["slow"] > weights["quick"]
 
+    check("optimize", document)
+
     written = run("apply", "run", cwd=tmp_path)
+    check("optimize", written)
     assert {row[0]: row[1] for row in written["rows"] if row[0] in ("slow", "quick")} == {
         "slow": "written", "quick": "written",
     }  # fmt: skip
