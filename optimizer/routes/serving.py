@@ -134,6 +134,11 @@ def apply_serving(config: ModelConfig, route: Route) -> ModelConfig:
     return changed
 
 
+def check_number(name: str, text: str) -> None:
+    """Raises :class:`InputError` for a value of one of :data:`NUMBERS` that no config takes."""
+    _whole(name, text, least=0 if name == QUEUE_DELAY else 1)
+
+
 def serving_caveats(config: ModelConfig) -> tuple[str, ...]:
     """What a server may make of ``config`` that a sandbox without auto-completion does not."""
     batcher = config.WhichOneof("scheduling_choice")

@@ -147,6 +147,10 @@ def space_of(
     expression = expression_for(text, model, family, gpu=gpu, cores=cores, compiler=compiler)
     offered = nameable_knobs(model, family, gpu=gpu, cores=cores, compiler=compiler)
     space = space_over(expression, joint_constraints(), offered, limit=limit)
+    for term in expression.terms:
+        if term.knob.name in serving.NUMBERS:
+            for value in term.values:
+                serving.check_number(term.knob.name, value)
     for knob in space.knobs:
         if knob.name == serving.MAX_BATCH_SIZE:
             _never_lower(knob, model.max_batch_size)

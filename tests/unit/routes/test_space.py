@@ -237,6 +237,9 @@ def test_an_expression_makes_a_space_with_its_pins_in_every_route_but_the_defaul
         ("-cuda_graphs=on", "cuda_graphs is not for this model: no GPU"),
         ("-instanses=2", "unknown knob"),
         ("-instances=[1|1]", "there twice"),
+        ("-instances=[0|2]", "at least 1"),
+        ("-instances=-3", "at least 1"),
+        ("-dynamic_batching=on -queue_delay_us=[0|99999999999]", "takes an integer"),
     ],
 )
 def test_expressions_that_make_no_sense_are_refused(text: str, says: str) -> None:
