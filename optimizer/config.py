@@ -18,7 +18,15 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="after")
+    @classmethod
+    def _absolute(cls, value: Any) -> Any:
+        """A study is resumed from anywhere. A bare name may be a program on PATH, or a file here that is there."""
+        if isinstance(value, Path) and (len(value.parts) > 1 or value.exists()):
+            return value.absolute()
+        return value
 
 
 class Inputs(Section):
@@ -32,7 +40,7 @@ class Inputs(Section):
     held_out_fraction: float = Field(0.3, gt=0, lt=1, description="Part of `file` that is kept for the final check.")
     calibration_file: Path | None = Field(None, description="Samples for calibration, disjoint from both sets.")
     synthetic_count: int = Field(64, ge=4, description="Number of random samples where no file is given.")
-    seed: int = Field(0, ge=0, description="Seed of random samples, splits and arrival times.")
+    seed: int = Field(0, ge=0, lt=2**63, description="Seed of random samples, splits and arrival times.")
     shapes: list[str] = Field(
         default_factory=list,
         description="Dimensions of an input with free ones, without batch: x=3x48x320, or SMALLEST:LARGEST.",
@@ -302,7 +310,8 @@ def _resolve_paths(document: dict[str, Any], base: Path) -> dict[str, Any]:
             for key in keys:
                 if isinstance(values.get(key), str):
                     values[key] = str(base / values[key])
-    for changes in (document.get("per_model") or {}).values():
+    per_model = document.get("per_model")
+    for changes in per_model.values() if isinstance(per_model, dict) else ():
         if isinstance(changes, dict):
             _resolve_paths(changes, base)
     return document

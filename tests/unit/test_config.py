@@ -1,6 +1,8 @@
+import math
 from pathlib import Path
 
 import pytest
+import yaml
 
 from optimizer.config import Settings, load_settings, parse_settings
 from optimizer.errors import InputError
@@ -23,6 +25,33 @@ def test_a_wrong_value_names_file_field_and_value() -> None:
     assert caught.value.field == "load.duration_s"
     assert "'soon'" in caught.value.problem
     assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"load": {"duration_s": math.inf}},
+        {"load": {"warmup_s": math.inf}},
+        {"budget": {"minutes": math.nan}},
+        {"builder": {"memory_limit_gb": math.inf}},
+        {"judge": {"p99_guard": math.inf}},
+        {"inputs": {"seed": 2**63}},
+        {"per_model": 3},
+    ],
+)
+def test_numbers_that_are_none_are_refused(document: dict[str, object], tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(yaml.safe_dump(document))
+    with pytest.raises(InputError):
+        load_settings(file)
+
+
+def test_files_are_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "samples.npz").touch()
+    monkeypatch.chdir(tmp_path)
+    settings = parse_settings({"inputs": {"file": "samples.npz"}, "sandbox": {"python": "python3"}})
+    assert settings.inputs.file == tmp_path / "samples.npz"
+    assert settings.sandbox.python == Path("python3"), "a program on PATH stays one"
 
 
 def test_an_arrival_without_its_rate_is_refused() -> None:
