@@ -69,6 +69,8 @@ def benchmark(
     """
     if check_with not in (None, "perf_analyzer"):
         raise InputError(f"unknown witness {check_with!r}", field="--check-with", remedy="use perf_analyzer")
+    if p99_ms is not None and not 0 < p99_ms < math.inf:
+        raise InputError(f"{p99_ms:g} ms cannot be met", field="--p99-ms", remedy="give a bound above 0")
     if (repository is None) == (server_url is None):
         raise InputError("one of a repository and --server-url is needed", field="REPO", remedy="give exactly one")
     if compare is not None and server_url is not None:
