@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from optimizer.apply import already_applied, apply_winner, recover
 from optimizer.choosing import Chosen, choose_models
 from optimizer.config import Settings
+from optimizer.engines.disk import estimate_disk
 from optimizer.errors import InputError, OptimizerError, WriteBackRefused
 from optimizer.fleet import apply_fleet, begin_fleet, is_fleet, read_fleet, run_fleet
 from optimizer.ledger import STUDY_FILE, read_study
@@ -32,7 +34,13 @@ def settle(repository: Path, progress: Progress) -> None:
 
 
 def names_of(repository: Path, settings: Settings) -> list[str]:
-    names = settings.models or list_models(repository)
+    there = list_models(repository)
+    for name in settings.per_model:
+        if name not in there:
+            near = difflib.get_close_matches(name, there, n=1)
+            remedy = f"did you mean `{near[0]}`?" if near else "models there: " + (", ".join(there) or "none")
+            raise InputError("there is no such model", where=repository, field=f"per_model.{name}", remedy=remedy)
+    names = settings.models or there
     if not names:
         raise InputError("holds no model", where=repository, remedy="give a Triton model repository")
     return names
@@ -167,6 +175,10 @@ def _estimate(preparation: Preparation) -> dict[str, Any]:
     window_s = plan.workload.duration_s
     seconds = len(engines) * build_s + len(routes) * (GUESSED_LOAD_S + plan.warmup_s + GUESSED_PAIRS * 2 * window_s)
     limit = preparation.settings.budget.minutes
+    disk = estimate_disk(
+        size, len(engines), plan.directory, plans=plan.family.name == "tensorrt", save_all=plan.save_all_engines
+    )
+    short = [] if disk.enough else [f"disk: {disk.free_bytes / 1e6:,.0f} MB are free, too few: use --study elsewhere"]
     return {
         "model": plan.model.name,
         "count": len(routes),
@@ -176,8 +188,10 @@ def _estimate(preparation: Preparation) -> dict[str, Any]:
         "assumptions": {
             "build_s": build_s, "load_s": GUESSED_LOAD_S, "pairs_a_candidate": GUESSED_PAIRS, "window_s": window_s,
         },
-        "disk_bytes": len(engines) * size,
-        "why": [f"{subject}: {reason}" for subject, reason in preparation.why.items()],
+        "disk_bytes": disk.peak_bytes,
+        "disk_kept_bytes": disk.kept_bytes,
+        "disk_free_bytes": disk.free_bytes,
+        "why": [*(f"{subject}: {reason}" for subject, reason in preparation.why.items()), *short],
         "samples": {"tune": len(plan.tune), "held_out": len(plan.held_out), "synthetic": plan.tune.synthetic},
     }  # fmt: skip
 
