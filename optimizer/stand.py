@@ -120,7 +120,9 @@ class Stand:
             failure = self.serve(deployment, pin=True)
             if failure is not None:
                 raise EnvironmentFailure(
-                    f"a reference does not load any more: {failure.message}", where=deployment.name
+                    f"a reference does not load any more: {failure.message}",
+                    where=deployment.name,
+                    remedy="give the sandbox more memory, and `resume`",
                 )
         return True
 

@@ -283,7 +283,11 @@ def measure_noise(laboratory: StudyLaboratory, preparation: Preparation) -> Nois
 def pin(laboratory: StudyLaboratory, reference: Candidate) -> None:
     failure = laboratory.stand.serve(laboratory.deployment(reference, laboratory.built(reference)), pin=True)
     if failure is not None:
-        raise EnvironmentFailure(f"the reference does not load any more: {failure.message}", field=failure.code)
+        raise EnvironmentFailure(
+            f"the reference does not load any more: {failure.message}",
+            field=failure.code,
+            remedy="give the sandbox more memory, and `resume`",
+        )
 
 
 def mostly_throttled(ledger: Ledger) -> bool:

@@ -40,7 +40,11 @@ def lowest_margin(samples: SampleSet, output: str, count: int, *, axis: int = -1
     margins = []
     for sample in samples.samples:
         if sample.expected is None or output not in sample.expected:
-            raise InputError(f"sample {sample.id} has no expected values for output {output!r}", where=samples.origin)
+            raise InputError(
+                f"sample {sample.id} has no expected values for output {output!r}",
+                where=samples.origin,
+                remedy="give expected outputs, or leave --reference at auto",
+            )
         margins.append(margin(sample.expected[output], axis))
     return tuple(sorted(range(len(margins)), key=lambda index: (margins[index], index))[:count])
 

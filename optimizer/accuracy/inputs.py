@@ -70,7 +70,9 @@ def load_samples(path: Path, model: Model, *, name: str) -> SampleSet:
                 remedy="name an .npz, a directory of .npz, or a .json in perf_analyzer's format",
             )
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror or error}", where=path) from None
+        raise InputError(
+            f"cannot be read: {error.strerror or error}", where=path, remedy="make it readable for this user"
+        ) from None
     if not samples:
         raise InputError("holds no samples", where=path, remedy="give at least one sample")
     seen: set[str] = set()
@@ -136,7 +138,12 @@ def read_npz(path: Path) -> dict[str, Array]:
                     remedy="save texts as a NumPy S or U array; object arrays are not read",
                 ) from None
             except (zipfile.BadZipFile, EOFError, zlib.error) as error:
-                raise InputError(f"is damaged: {error}", where=path, field=f"tensor {key!r}") from None
+                raise InputError(
+                    f"is damaged: {error}",
+                    where=path,
+                    field=f"tensor {key!r}",
+                    remedy="write the file anew with numpy.savez",
+                ) from None
         return arrays
 
 

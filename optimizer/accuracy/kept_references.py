@@ -62,11 +62,15 @@ def load_references(path: Path, samples: SampleSet) -> SampleSet:
         schema, wanted, references = document["schema"], document["sha256"], document["references"]
         tags = document.get("tags", [[]] * len(listed))
     except OSError as error:
-        raise InputError(f"cannot be read: {error.strerror or error}", where=notes) from None
+        raise InputError(
+            f"cannot be read: {error.strerror or error}", where=notes, remedy="start a new study"
+        ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"does not describe kept references: {error}", where=notes) from None
+        raise InputError(
+            f"does not describe kept references: {error}", where=notes, remedy="start a new study"
+        ) from None
     if schema != SCHEMA:
-        raise InputError(f"has schema {schema}, this version reads {SCHEMA}", where=notes)
+        raise InputError(f"has schema {schema}, this version reads {SCHEMA}", where=notes, remedy="start a new study")
     if not path.is_file() or sha256_file(path) != wanted:
         raise InputError(f"is not the file with sha256 {wanted}", where=path, remedy="make the references anew")
     if listed != [(sample.id, sample.content_hash) for sample in samples.samples]:

@@ -299,7 +299,12 @@ def _user_metric(path: str, name: str) -> Metric:
         try:
             loss = float(value)  # type: ignore[arg-type]
         except (TypeError, ValueError):
-            raise InputError(f"returned {value!r}, not a number", where=path, field=name) from None
+            raise InputError(
+                f"returned {value!r}, not a number",
+                where=path,
+                field=name,
+                remedy="return one number, the loss, smaller is better",
+            ) from None
         return Score(math.inf if math.isnan(loss) else loss)
 
     return Metric(f"python:{path}:{name}", Aggregation.WORST, call, text=True)
@@ -311,15 +316,26 @@ def _load_function(path: str, name: str) -> Callable[[Array, Array], object]:
         raise InputError("no such file", where=path, field="tolerance", remedy="python:FILE.py:FUNCTION names a file")
     spec = importlib.util.spec_from_file_location(f"optimizer_user_metric_{Path(path).stem}", path)
     if spec is None or spec.loader is None:
-        raise InputError("is not a Python file", where=path, field="tolerance")
+        raise InputError(
+            "is not a Python file", where=path, field="tolerance", remedy="name a .py file: python:FILE.py:FUNCTION"
+        )
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # noqa: BLE001 - the user's file may raise anything
-        raise InputError(f"cannot be imported: {type(error).__name__}: {error}", where=path) from None
+        raise InputError(
+            f"cannot be imported: {type(error).__name__}: {error}",
+            where=path,
+            remedy="correct the file, or install what it imports",
+        ) from None
     function = getattr(module, name, None)
     if not callable(function):
-        raise InputError(f"has no function {name!r}", where=path, field="tolerance")
+        raise InputError(
+            f"has no function {name!r}",
+            where=path,
+            field="tolerance",
+            remedy="name a function of that file: python:FILE.py:FUNCTION",
+        )
     return function  # type: ignore[no-any-return]
 
 

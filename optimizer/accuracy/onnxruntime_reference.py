@@ -33,7 +33,11 @@ def onnxruntime_reference(onnx: Path, model: Model, samples: SampleSet, *, threa
     try:
         session = onnxruntime.InferenceSession(str(onnx), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # noqa: BLE001 - ONNX Runtime's exceptions have no common base but Exception
-        raise InputError(f"ONNX Runtime cannot load it: {_first_line(error)}", where=onnx) from None
+        raise InputError(
+            f"ONNX Runtime cannot load it: {_first_line(error)}",
+            where=onnx,
+            remedy="correct the model, or choose another --reference",
+        ) from None
     known = {tensor.name for tensor in (*session.get_inputs(), *session.get_outputs())}
     for spec in (*model.inputs, *model.outputs):
         if spec.name not in known and not spec.optional:

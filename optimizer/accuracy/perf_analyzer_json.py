@@ -39,9 +39,13 @@ def load_perf_analyzer_json(path: Path, model: Model) -> tuple[Sample, ...]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
-        raise InputError(f"line {error.lineno}, column {error.colno}: {error.msg}", where=path) from None
+        raise InputError(
+            f"line {error.lineno}, column {error.colno}: {error.msg}", where=path, remedy="correct the JSON"
+        ) from None
     except UnicodeDecodeError as error:
-        raise InputError(f"is not UTF-8: {error.reason} at byte {error.start}", where=path) from None
+        raise InputError(
+            f"is not UTF-8: {error.reason} at byte {error.start}", where=path, remedy="save it as UTF-8"
+        ) from None
     if not isinstance(document, dict) or not isinstance(document.get("data"), list):
         raise InputError('expected an object with a list "data"', where=path, remedy='write {"data": [{"INPUT": […]}]}')
     steps = list(_steps(document["data"], path, "data"))
@@ -73,7 +77,12 @@ def _steps(entries: list[Any], path: Path, field: str) -> Iterator[tuple[str, Ma
             for number, step in enumerate(entry):
                 yield f"{index}/{number}", step
         else:
-            raise InputError("expected an object of tensors", where=path, field=f"{field}[{index}]")
+            raise InputError(
+                "expected an object of tensors",
+                where=path,
+                field=f"{field}[{index}]",
+                remedy='write {"INPUT": [values]} for each request',
+            )
 
 
 def _tensors(

@@ -181,7 +181,10 @@ def served_outputs(
         outputs[answer.index] = {name: answer.outputs[name] for name in datatypes}
     complete = [output for output in outputs if output is not None]
     if len(complete) < len(outputs):
-        raise ReferenceFailure(f"the model as found answered {len(complete)} of {len(outputs)} samples")
+        raise ReferenceFailure(
+            f"the model as found answered {len(complete)} of {len(outputs)} samples",
+            remedy="make it answer every sample first; `bench` shows what it does",
+        )
     return complete
 
 

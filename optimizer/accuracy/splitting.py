@@ -20,7 +20,11 @@ def split(samples: SampleSet, held_out_fraction: float = 0.5, seed: int = 0) -> 
     Raises :class:`InputError` where one side would be empty.
     """
     if not 0.0 < held_out_fraction < 1.0:
-        raise InputError(f"expected a fraction between 0 and 1, got {held_out_fraction:g}", field="held_out_fraction")
+        raise InputError(
+            f"expected a fraction between 0 and 1, got {held_out_fraction:g}",
+            field="held_out_fraction",
+            remedy="for instance --held-out-fraction 0.3",
+        )
     strata: dict[tuple[str, ...], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     # A duplicate belongs to the stratum of its first occurrence, whatever its own tags say.
     stratum_of: dict[str, tuple[str, ...]] = {}

@@ -68,7 +68,11 @@ def parse_shape(text: str) -> tuple[str, ShapeRange]:
     smallest, largest = dims[0], dims[-1]
     middle = dims[1] if len(dims) == 3 else tuple((a + b) // 2 for a, b in zip(smallest, largest, strict=True))
     if not all(a <= b <= c for a, b, c in zip(smallest, middle, largest, strict=True)):
-        raise InputError(f"the dims of {text!r} do not grow from smallest to largest", field="--shape")
+        raise InputError(
+            f"the dims of {text!r} do not grow from smallest to largest",
+            field="--shape",
+            remedy="write the smallest first: NAME=3x32x32:3x96x96",
+        )
     return name, ShapeRange(smallest, middle, largest)
 
 
@@ -163,12 +167,17 @@ def _check_ranges(model: Model, shapes: Mapping[str, ShapeRange], int_ranges: Ma
         if spec.name in int_ranges and spec.datatype != "BOOL":
             low, high = int_ranges[spec.name]
             if spec.numpy_dtype.kind not in "iu":
-                raise InputError(f"input {spec.name!r} is {spec.datatype}, not an integer", field="--int-range")
+                raise InputError(
+                    f"input {spec.name!r} is {spec.datatype}, not an integer",
+                    field="--int-range",
+                    remedy="leave --int-range out for this input",
+                )
             limits = np.iinfo(spec.numpy_dtype)
             if low < limits.min or high > limits.max:
                 raise InputError(
                     f"{low}:{high} does not fit {spec.datatype} ({limits.min}:{limits.max})",
                     field=f"--int-range {spec.name}",
+                    remedy="give a range that the data type holds",
                 )
 
 

@@ -81,7 +81,11 @@ def check_tolerance(tolerance: Tolerance) -> None:
     """Raises :class:`InputError` where no answer could ever fail it, or none could pass."""
     metric = find_metric(tolerance.metric)
     if not math.isfinite(tolerance.threshold):
-        raise InputError(f"threshold {tolerance.threshold} of {metric.name} is not a finite number", field="tolerance")
+        raise InputError(
+            f"threshold {tolerance.threshold} of {metric.name} is not a finite number",
+            field="tolerance",
+            remedy=_EXAMPLE,
+        )
     counting = metric.aggregation is not Aggregation.WORST
     if counting and not 0.0 <= tolerance.threshold < 1.0:
         raise InputError(
@@ -91,7 +95,9 @@ def check_tolerance(tolerance: Tolerance) -> None:
             remedy="write top1>=0.995 (a floor) or top1<=0.005 (a loss), not a percentage",
         )
     if not counting and tolerance.threshold < 0.0 and metric.name != "psnr" and not metric.name.startswith("python:"):
-        raise InputError(f"{metric.name} is never negative, got {tolerance.threshold:g}", field="tolerance")
+        raise InputError(
+            f"{metric.name} is never negative, got {tolerance.threshold:g}", field="tolerance", remedy=_EXAMPLE
+        )
     if "confidence" in tolerance.options:
         if metric.aggregation is not Aggregation.ROWS:
             raise InputError(
@@ -101,10 +107,14 @@ def check_tolerance(tolerance: Tolerance) -> None:
             )
         if not 0.5 <= float(tolerance.options["confidence"]) < 1.0:
             raise InputError(
-                f"expected a confidence from 0.5 to below 1, got {tolerance.options['confidence']}", field="tolerance"
+                f"expected a confidence from 0.5 to below 1, got {tolerance.options['confidence']}",
+                field="tolerance",
+                remedy=_EXAMPLE,
             )
         if tolerance.threshold == 0.0:
-            raise InputError("no number of samples supports a floor of 1 at any confidence", field="tolerance")
+            raise InputError(
+                "no number of samples supports a floor of 1 at any confidence", field="tolerance", remedy=_EXAMPLE
+            )
 
 
 def check_tolerances(tolerances: Sequence[Tolerance], outputs: Sequence[TensorSpec]) -> None:
@@ -161,8 +171,10 @@ def _parse_options(text: str, metric: Metric, whole: str) -> dict[str, float | s
         elif re.fullmatch(_NUMBER, value):
             options[name] = float(value)
         else:
-            raise InputError(f"option {name} in {whole!r}: {value!r} is not a number", field="tolerance")
+            raise InputError(
+                f"option {name} in {whole!r}: {value!r} is not a number", field="tolerance", remedy=_EXAMPLE
+            )
     for name in ("axis", "blank"):
         if name in options and float(options[name]) != int(options[name]):
-            raise InputError(f"option {name} in {whole!r} must be a whole number", field="tolerance")
+            raise InputError(f"option {name} in {whole!r} must be a whole number", field="tolerance", remedy=_EXAMPLE)
     return options

@@ -78,7 +78,12 @@ def validate(
     """
     for sample in samples.samples:
         if sample.expected is None:
-            raise InputError(f"sample {sample.id} has no expected outputs", where=samples.origin, field=samples.name)
+            raise InputError(
+                f"sample {sample.id} has no expected outputs",
+                where=samples.origin,
+                field=samples.name,
+                remedy="give golden outputs for every sample, or for none",
+            )
     validation = _Validation(samples, tolerances, datatypes)
     answered = bytearray(len(samples))
     for answer in answers:
@@ -293,7 +298,11 @@ def _checks(output: str, datatype: str, tolerances: Sequence[Tolerance]) -> list
         return [_Check(output, find_metric(name), {}, None) for name in names]
     mine = tolerances_for(tolerances, output)
     if not any("tag" not in tolerance.options for tolerance in mine):
-        raise InputError(f"output {output!r} has no tolerance that holds for all samples", field="tolerance")
+        raise InputError(
+            f"output {output!r} has no tolerance that holds for all samples",
+            field="tolerance",
+            remedy="add one without a tag",
+        )
     checks = []
     for tolerance in mine:
         metric = find_metric(tolerance.metric)

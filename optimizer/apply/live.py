@@ -39,7 +39,11 @@ def check_explicit(url: str) -> None:
                     remedy="start it with --model-control-mode=explicit: one that polls may read a model half written",
                 ) from None
             if error.status in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "UNIMPLEMENTED"):
-                raise WriteBackRefused(f"the server cannot be asked: {error.problem}", where=url) from None
+                raise WriteBackRefused(
+                    f"the server cannot be asked: {error.problem}",
+                    where=url,
+                    remedy="give the gRPC host:port of a Triton server that is ready",
+                ) from None
 
 
 def known_versions(url: str, model: str) -> tuple[int, ...]:
@@ -55,7 +59,11 @@ def ready_now(url: str, model: str) -> set[int]:
         with TritonClient(url) as client:
             return ready_versions(client, model)
     except TritonError as error:
-        raise WriteBackRefused(f"the server cannot be asked: {error.problem}", where=url) from None
+        raise WriteBackRefused(
+            f"the server cannot be asked: {error.problem}",
+            where=url,
+            remedy="give the gRPC host:port of a Triton server that is ready",
+        ) from None
 
 
 def ready_versions(client: TritonClient, model: str) -> set[int]:

@@ -100,7 +100,9 @@ def read_provenance(version: Path) -> Provenance | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise WriteBackRefused(f"cannot be read: {error.strerror}", where=path) from None
+        raise WriteBackRefused(
+            f"cannot be read: {error.strerror}", where=path, remedy="make it readable for this user"
+        ) from None
     except (ValueError, KeyError, TypeError):
         schema = "unknown"
     raise WriteBackRefused(

@@ -30,7 +30,9 @@ def rollback(repository: Path, model: str, *, server_url: str | None = None) -> 
     check_model_name(model)
     repository = repository.resolve()
     if model not in list_models(repository):
-        raise InputError(f"there is no model '{model}'", where=repository, field="--model")
+        raise InputError(
+            f"there is no model '{model}'", where=repository, field="--model", remedy="`status` lists the models"
+        )
     directory = repository / model
     if server_url is not None:
         live.check_explicit(server_url)

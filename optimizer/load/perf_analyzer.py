@@ -107,11 +107,17 @@ def run_perf_analyzer(
             tail = process.log_tail(15)
         if not report.exists():
             raise EnvironmentFailure(
-                f"perf_analyzer ended with status {status} and no report: {tail}", where=executable
+                f"perf_analyzer ended with status {status} and no report: {tail}",
+                where=executable,
+                remedy="run perf_analyzer by hand with these options, or leave --check-with out",
             )
         witnesses = parse_report(report.read_text(encoding="utf-8"))
     if not witnesses:
-        raise EnvironmentFailure(f"perf_analyzer measured nothing: {tail}", where=executable)
+        raise EnvironmentFailure(
+            f"perf_analyzer measured nothing: {tail}",
+            where=executable,
+            remedy="run perf_analyzer by hand with these options, or leave --check-with out",
+        )
     witness = witnesses[0]
     if status != 0 or "Failed to obtain stable measurement" in tail:
         return Witness(**{**witness.__dict__, "stable": False})

@@ -165,7 +165,10 @@ def examine(reference: str | None) -> Image:
         ) from None
     except (APIError, requests.exceptions.RequestException) as error:
         raise EnvironmentFailure(
-            f"the Docker engine does not tell of the image: {container.problem(error)}", where=reference, field="image"
+            f"the Docker engine does not tell of the image: {container.problem(error)}",
+            where=reference,
+            field="image",
+            remedy="start the Docker engine, and see that this user may use it",
         ) from None
     finally:
         client.close()

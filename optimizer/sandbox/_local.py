@@ -172,7 +172,9 @@ def start(
             sandbox.close()
             if attempt == START_ATTEMPTS:
                 raise EnvironmentFailure(
-                    f"no free port after {START_ATTEMPTS} attempts: {taken}", where=made.where
+                    f"no free port after {START_ATTEMPTS} attempts: {taken}",
+                    where=made.where,
+                    remedy="free ports on 127.0.0.1, and try again",
                 ) from None
             attempt += 1
         except BaseException:
@@ -358,7 +360,9 @@ class LocalSandbox:
 
     def _require_alive(self) -> None:
         if self._closed_log is not None:
-            raise EnvironmentFailure("this sandbox is closed", where=self.info.grpc_url)
+            raise EnvironmentFailure(
+                "this sandbox is closed", where=self.info.grpc_url, remedy="this is a bug: use it inside its with block"
+            )
         # A server that was just killed stops answering a moment before its guardian has cleaned up after it.
         if self._process.poll() is None and not self._client.server_live():
             with contextlib.suppress(subprocess.TimeoutExpired):

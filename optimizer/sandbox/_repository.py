@@ -46,9 +46,19 @@ def write(repository: Path, deployment: Deployment, *, copy: bool = False) -> Pa
     for relative, source in deployment.files.items():
         inside = PurePosixPath(relative)
         if inside.is_absolute() or ".." in inside.parts or not inside.parts:
-            raise InputError("not a path inside the model directory", where=deployment.name, field=relative)
+            raise InputError(
+                "not a path inside the model directory",
+                where=deployment.name,
+                field=relative,
+                remedy="this is a bug: files lie inside the model directory",
+            )
         if not source.exists():
-            raise InputError("no such file or directory", where=source, field=f"{deployment.name}/{relative}")
+            raise InputError(
+                "no such file or directory",
+                where=source,
+                field=f"{deployment.name}/{relative}",
+                remedy="the file was removed meanwhile: start anew",
+            )
         target = directory / inside
         target.parent.mkdir(parents=True, exist_ok=True)
         if not copy:

@@ -48,7 +48,9 @@ def choose(name: str = "auto", **extra: str) -> tuple[Launcher, str]:
         chosen = launcher(name, **extra)
         problem = chosen.available()
         if problem:
-            raise EnvironmentFailure(problem, field=f"sandbox {name}")
+            raise EnvironmentFailure(
+                problem, field=f"sandbox {name}", remedy="`triton-optimizer doctor` shows the shortest way to each"
+            )
         return chosen, "asked for"
     for setting, named in (("image", "docker"), ("url", "remote")):
         if extra.get(setting):
@@ -64,4 +66,8 @@ def choose(name: str = "auto", **extra: str) -> tuple[Launcher, str]:
         if problem is None:
             return chosen, "; ".join([*refused, f"{candidate} can start here"])
         refused.append(f"{candidate} cannot: {problem}")
-    raise EnvironmentFailure("no sandbox can start here: " + "; ".join(refused), field="sandbox")
+    raise EnvironmentFailure(
+        "no sandbox can start here: " + "; ".join(refused),
+        field="sandbox",
+        remedy="`triton-optimizer doctor` shows the shortest way to each",
+    )

@@ -185,7 +185,9 @@ class RemoteSandbox:
                 self._put(holders[-1][1])
             except TritonError as error:
                 raise EnvironmentFailure(
-                    f"model {name} does not load any more: {error.problem}", where=self._url
+                    f"model {name} does not load any more: {error.problem}",
+                    where=self._url,
+                    remedy="look at the server's log; the model was replaced by this study's and could not be restored",
                 ) from None
 
     def _put(self, deployment: Deployment) -> None:
@@ -198,7 +200,9 @@ class RemoteSandbox:
         except TritonError as error:
             # Not known to the server: nothing of it was ever loaded.
             if error.status in ("DEADLINE_EXCEEDED", "UNAVAILABLE"):
-                raise EnvironmentFailure(f"model {name} does not unload: {error.problem}", where=self._url) from None
+                raise EnvironmentFailure(
+                    f"model {name} does not unload: {error.problem}", where=self._url, remedy="look at the server's log"
+                ) from None
         _repository.remove(self._repository, name)
 
     def alive(self) -> bool:
@@ -237,6 +241,8 @@ class RemoteSandbox:
 
     def _require_alive(self) -> None:
         if self._closed:
-            raise EnvironmentFailure("this sandbox is closed", where=self._url)
+            raise EnvironmentFailure(
+                "this sandbox is closed", where=self._url, remedy="this is a bug: use it inside its with block"
+            )
         if not self._client.server_live():
             raise EnvironmentFailure("the server is gone", where=self._url, remedy="start it again")
