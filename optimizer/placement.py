@@ -23,7 +23,7 @@ HERE = "none"
 
 @dataclass(frozen=True)
 class Place:
-    """``image`` is a content hash, or ``None``: this machine. ``python`` is the interpreter there, if not the default."""
+    """``image`` is a content hash, ``None`` this machine; ``python`` the interpreter there, ``None`` the usual one."""
 
     image: str | None
     python: Path | str | None

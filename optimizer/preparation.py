@@ -203,6 +203,8 @@ def choose_launcher(settings: Settings) -> tuple[Launcher, str]:
             extra.setdefault("ipc", "host")
         if settings.builder.version_compatible:
             extra.setdefault("version_compatible", "on")
+    elif sandbox.launcher == "process" and settings.builder.version_compatible:
+        extra.setdefault("version_compatible", "on")
     return launchers.choose(sandbox.launcher, **extra)
 
 

@@ -16,7 +16,12 @@ from optimizer.errors import EnvironmentFailure, InputError
 from optimizer.sandbox import _known_answer, _local
 from optimizer.sandbox._base import SandboxOptions
 
-EXTRA = ("executable", "backend_directory", "python_backends", "unload_timeout_s")
+EXTRA = ("executable", "backend_directory", "python_backends", "version_compatible", "unload_timeout_s")
+TENSORRT_LIBRARIES = (
+    "usr/lib/*/libnvinfer.so.*.*.*",
+    "usr/local/lib/libnvinfer.so.*.*.*",
+    "opt/tensorrt/lib/libnvinfer.so.*.*.*",
+)
 IMAGE_EXECUTABLE = Path("/opt/tritonserver/bin/tritonserver")
 
 
@@ -24,6 +29,7 @@ class ProcessLauncher:
     """``executable``: a path, or a name on PATH (``tritonserver``). ``backend_directory``: where its backends are.
 
     ``python_backends``: ``auto`` (those that are missing), ``none``, or names separated by commas.
+    ``version_compatible``: ``on`` lets the server load version-compatible TensorRT plans.
     """
 
     name = "process"
@@ -115,7 +121,14 @@ class ProcessLauncher:
         (private.path / "tmp").mkdir()
         return _local.ServerCommand(
             executable=executable,
-            arguments=[f"--backend-directory={directory}"],
+            arguments=[
+                f"--backend-directory={directory}",
+                *(
+                    ["--backend-config=tensorrt,version-compatible=true"]
+                    if options.extra.get("version_compatible") == "on"
+                    else []
+                ),
+            ],
             environment={
                 **os.environ,
                 "CUDA_VISIBLE_DEVICES": options.gpu or "",
@@ -137,4 +150,9 @@ class ProcessLauncher:
         version = executable.resolve().parent.parent / "TRITON_VERSION"
         if version.is_file():
             facts["triton"] = version.read_text(encoding="utf-8").strip()
+        if (backends / "tensorrt" / "libtriton_tensorrt.so").exists():
+            # The release is in the name of the library's file.
+            libraries = [match for pattern in TENSORRT_LIBRARIES for match in Path("/").glob(pattern)]
+            if libraries:
+                facts["tensorrt"] = libraries[0].name.removeprefix("libnvinfer.so.")
         return facts
