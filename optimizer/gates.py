@@ -24,6 +24,11 @@ MOST_KEPT = 64
 MOST_KEPT_BYTES = 16_000_000
 """… as long as they are no more than this together."""
 
+MOST_ROWS = 4096
+"""Rows of one request that checks batches …"""
+MOST_REQUEST_BYTES = 256_000_000
+"""… and its bytes: gRPC messages end at 2 GiB, and every size is asked for twice."""
+
 
 @dataclass(frozen=True)
 class Gate:
@@ -50,10 +55,20 @@ class Gate:
 
     def batch_plan(self, model: Model, max_batch_size: int, preferred: Iterable[int]) -> tuple[tuple[int, ...], ...]:
         """Requests of several rows, of every size and position that dynamic batching may form, and single requests that
-        alternate between answers far apart. Empty where no two samples with one row each have different answers."""
+        alternate between answers far apart. Empty where no two samples with one row each have different answers.
+
+        A request has at most :data:`MOST_ROWS` rows and :data:`MOST_REQUEST_BYTES` bytes, in either direction."""
         if len(self.apart) < 2:
             return ()
-        whole = plan_requests(self.samples, replace(model, max_batch_size=max_batch_size), preferred=preferred)
+        row_bytes = max(
+            sum(array.nbytes for array in arrays.values())
+            for index in self.apart
+            for sample in (self.samples.samples[index],)
+            for arrays in (sample.inputs, sample.expected or {})
+        )
+        most = min(max_batch_size, MOST_ROWS, max(1, MOST_REQUEST_BYTES // max(1, row_bytes)))
+        possible = replace(model, max_batch_size=most if max_batch_size else 0)
+        whole = plan_requests(self.samples, possible, preferred=preferred)
         apart = set(self.apart)
         return tuple(request for request in whole if apart.issuperset(request))
 

@@ -8,6 +8,7 @@ Imports records and errors only.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ DEFAULT_WIDE_INT_RANGE = (0, 99)
 
 EXTREME_FLOAT = 255.0
 """Magnitude of the ``extreme`` samples: an image that somebody forgot to normalise."""
+
+MOST_BYTES = 4_000_000_000
+"""Of a whole set: dims with a digit too many must not take the machine's memory."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,7 @@ def synthetic_samples(
     """
     shapes, int_ranges = dict(shapes or {}), dict(int_ranges or {})
     _check_ranges(model, shapes, int_ranges)
+    _check_size(model, shapes, count)
     edges = ["zeros", "extreme"]
     if any(free_dims(spec) for spec in model.inputs):
         edges += ["smallest", "largest"]
@@ -134,6 +139,23 @@ def synthetic_samples(
         tags = frozenset({"edge", edge} if edge else set[str]())
         samples.append(Sample(id=f"synthetic-{index}", inputs=inputs, tags=tags))
     return SampleSet(name=name, samples=tuple(samples), origin=f"synthetic (seed {seed})", synthetic=True)
+
+
+def _check_size(model: Model, shapes: Mapping[str, ShapeRange], count: int) -> None:
+    sizes = {
+        spec.name: spec.numpy_dtype.itemsize
+        * math.prod(shapes[spec.name].largest if spec.name in shapes else spec.dims)
+        for spec in model.inputs
+    }
+    if sum(sizes.values()) * count > MOST_BYTES:
+        largest = max(sizes, key=sizes.__getitem__)
+        raise InputError(
+            f"{count} random samples would take {sum(sizes.values()) * count / 1e9:,.0f} GB, "
+            f"{sizes[largest] / 1e9:,.3f} GB of each for {largest!r}; at most {MOST_BYTES / 1e9:.0f} GB are made",
+            where=f"model {model.name}",
+            field="--synthetic-count",
+            remedy="give fewer, smaller shapes with --shape, or samples of real requests with --inputs",
+        )
 
 
 def _check_ranges(model: Model, shapes: Mapping[str, ShapeRange], int_ranges: Mapping[str, tuple[int, int]]) -> None:

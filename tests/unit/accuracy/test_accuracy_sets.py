@@ -40,6 +40,12 @@ RANGES = {"image": ShapeRange((3, 2), (3, 4), (3, 9))}
 # Synthetic
 
 
+def test_random_samples_that_no_machine_could_hold_are_refused(model: Model) -> None:
+    huge = replace(model, inputs=(TensorSpec("X", "FP32", (100_000, 100_000)),))
+    with pytest.raises(InputError, match="at most 4 GB"):
+        synthetic_samples(huge, 4, 0)
+
+
 def test_synthetic_samples_are_a_function_of_seed_and_index(model: Model) -> None:
     long = synthetic_samples(model, 20, 7, shapes=RANGES)
     short = synthetic_samples(model, 12, 7, shapes=RANGES)

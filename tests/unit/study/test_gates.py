@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from optimizer.accuracy.tolerances import parse_tolerances
-from optimizer.gates import MOST_KEPT, Gate
+from optimizer.gates import MOST_KEPT, MOST_REQUEST_BYTES, MOST_ROWS, Gate
 from optimizer.records.model import Model, TensorSpec
 from optimizer.records.samples import Arrays, Sample, SampleSet
 
@@ -45,6 +45,15 @@ def test_every_batch_size_is_asked_for_and_an_honest_model_passes():
 
 def test_a_batch_size_that_only_the_candidate_has_is_asked_for():
     assert max(len(request) for request in gate("lInf<=1").batch_plan(MODEL, 12, (10,))) == 12
+
+
+def test_requests_of_a_huge_max_batch_size_stay_of_a_size_that_can_be_sent():
+    plan = gate("lInf<=1").batch_plan(MODEL, 2**31 - 1, ())
+    assert max(len(request) for request in plan) == MOST_ROWS
+    wide = Sample("wide", {"X": np.zeros((1, 20_000_000), np.float32)}, {"Y": np.zeros((1, 3), np.float32)})
+    other = replace(wide, id="other", expected={"Y": np.ones((1, 3), np.float32)})
+    plan = Gate(SampleSet("tune", (wide, other), "test"), (), {"Y": "FP32"}).batch_plan(MODEL, 64, (32,))
+    assert max(len(request) for request in plan) == MOST_REQUEST_BYTES // 80_000_000
 
 
 def test_rows_swapped_in_batches_fail_with_their_position():
