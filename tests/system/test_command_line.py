@@ -111,6 +111,20 @@ def test_json_errors_are_documents(tmp_path: Path) -> None:
     assert document["remedy"]
 
 
+@pytest.mark.parametrize("words", [["optimize"], ["nosuch"], ["bench", ".", "--model", "m", "--windows", "0"]])
+def test_json_errors_of_the_command_line_itself_are_documents(words: list[str], tmp_path: Path) -> None:
+    ran = run(*words, "--json", cwd=tmp_path)
+    document = json.loads(ran.stdout)
+    assert ran.returncode == document["exit_code"] == 2
+    assert document["problem"]
+
+
+def test_settings_for_a_model_that_is_not_there_are_an_error(tiny_repository: Path, tmp_path: Path) -> None:
+    ran = run("optimize", tiny_repository, "--dry-run", "--per-model", "tinny:load.duration_s=1", cwd=tmp_path)
+    assert ran.returncode == 2
+    assert "did you mean `tiny`" in ran.stderr
+
+
 def test_inspect_shows_the_model(tiny_repository: Path, tmp_path: Path) -> None:
     document = json.loads(run("inspect", tiny_repository, "--json", cwd=tmp_path).stdout)
     (model,) = document["models"]
