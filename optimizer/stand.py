@@ -172,14 +172,7 @@ class Stand:
     ) -> Iterator[Answer | FailedAnswer]:
         """Every sample once, ``in_flight`` at a time, so that a batching server forms batches. In sample order."""
         with TritonClient(self.info.grpc_url) as client:
-            pending: OrderedDict[int, Callable[[], bytes]] = OrderedDict()
-            for index, sample in enumerate(samples.samples):
-                future = client.infer_future(build_request(name, sample.inputs, datatypes), timeout_s=timeout_s)
-                pending[index] = future.result
-                if len(pending) >= in_flight:
-                    yield _answer(*pending.popitem(last=False))
-            while pending:
-                yield _answer(*pending.popitem(last=False))
+            yield from answers_of(client, name, samples, datatypes, in_flight=in_flight, timeout_s=timeout_s)
 
     @contextlib.contextmanager
     def infer(self, name: str, datatypes: Mapping[str, str], *, timeout_s: float = 60.0) -> Iterator[Infer]:
@@ -242,6 +235,27 @@ class Stand:
                 samples, datatypes, batched = self._samples
                 self._generator.prepare(samples.samples, datatypes, batched=batched)
         return self._generator
+
+
+def answers_of(
+    client: TritonClient,
+    name: str,
+    samples: SampleSet,
+    datatypes: Mapping[str, str],
+    *,
+    version: str = "",
+    in_flight: int = 8,
+    timeout_s: float = 60.0,
+) -> Iterator[Answer | FailedAnswer]:
+    """Every sample once, ``in_flight`` at a time, in sample order."""
+    pending: OrderedDict[int, Callable[[], bytes]] = OrderedDict()
+    for index, sample in enumerate(samples.samples):
+        request = build_request(name, sample.inputs, datatypes, version=version)
+        pending[index] = client.infer_future(request, timeout_s=timeout_s).result
+        if len(pending) >= in_flight:
+            yield _answer(*pending.popitem(last=False))
+    while pending:
+        yield _answer(*pending.popitem(last=False))
 
 
 def _answer(index: int, result: Callable[[], bytes]) -> Answer | FailedAnswer:

@@ -6,16 +6,14 @@ The server's word for success is not enough: an explicit load that finds nothing
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from optimizer.accuracy.validator import Answer, FailedAnswer, validate
+from optimizer.accuracy.validator import validate
 from optimizer.errors import WriteBackRefused
 from optimizer.records.parity import Tolerance
 from optimizer.records.samples import SampleSet
-from optimizer.triton.client import TritonClient, TritonError, build_request, parse_response
-
-IN_FLIGHT = 4
+from optimizer.stand import answers_of
+from optimizer.triton.client import TritonClient, TritonError
 
 
 def check_explicit(url: str) -> None:
@@ -121,32 +119,6 @@ def load_again(url: str, model: str) -> str:
         return f"{url}: {model} is loaded again, version {_listed(ready)} is ready"
     except TritonError as error:
         return f"{url}: {model} could not be loaded again ({error.problem}): load it by hand"
-
-
-def answers_of(
-    client: TritonClient, model: str, samples: SampleSet, datatypes: Mapping[str, str], *, version: str = ""
-) -> Iterator[Answer | FailedAnswer]:
-    """Every sample once, a few in flight, in order."""
-    pending: OrderedDict[int, Callable[[], bytes]] = OrderedDict()
-    for index, sample in enumerate(samples.samples):
-        request = build_request(model, sample.inputs, datatypes, version=version)
-        pending[index] = client.infer_future(request).result
-        if len(pending) >= IN_FLIGHT:
-            yield _answer(*pending.popitem(last=False))
-    while pending:
-        yield _answer(*pending.popitem(last=False))
-
-
-def _answer(index: int, result: Callable[[], bytes]) -> Answer | FailedAnswer:
-    import grpc
-
-    try:
-        outputs, datatypes = parse_response(result())
-    except grpc.RpcError as error:
-        return FailedAnswer(index, f"{error.code().name}: {error.details()}")
-    except ValueError as error:
-        return FailedAnswer(index, f"a response does not fill its shape: {error}")
-    return Answer(index, outputs, datatypes)
 
 
 def _counts(client: TritonClient, model: str) -> dict[int, int]:

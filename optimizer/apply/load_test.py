@@ -10,7 +10,6 @@ from pathlib import Path
 
 from optimizer.accuracy.synthetic import synthetic_samples
 from optimizer.accuracy.validator import FailedAnswer, validate
-from optimizer.apply.live import answers_of
 from optimizer.errors import InputError, OptimizerError, WriteBackRefused
 from optimizer.preparation import Preparation
 from optimizer.records.deployment import Deployment, LoadFailure
@@ -18,7 +17,7 @@ from optimizer.records.model import Model
 from optimizer.records.samples import SampleSet
 from optimizer.repository.reader import ensembles_using, read_model
 from optimizer.sandbox._base import Sandbox
-from optimizer.stand import model_files
+from optimizer.stand import answers_of, model_files
 from optimizer.triton.client import TritonClient
 
 ENSEMBLE_SAMPLES = 2

@@ -7,16 +7,15 @@ runs on this machine. What cannot be read is ``None``, never zero.
 from __future__ import annotations
 
 import contextlib
-import http.client
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from optimizer.canary.plan import Endpoint
-from optimizer.load.resources import LABEL, METRIC_LINE, address_of, metric
+from optimizer.load.resources import LABEL, METRIC_LINE, metric
 from optimizer.sandbox import _tree
 from optimizer.triton.client import TritonClient, TritonError
+from optimizer.triton.metrics import metrics_text
 
-METRICS_TIMEOUT_S = 2.0
 FAILURES = "nv_inference_request_failure"
 
 
@@ -75,7 +74,8 @@ class Watch:
             rows = self._client.statistics(self.endpoint.model).rows
         except TritonError as error:
             return Snapshot(False, process=self._process(), problem=f"{error.status}: {error.problem}")
-        text = metrics_text(self.endpoint.metrics_url)
+        url = self.endpoint.metrics_url
+        text = metrics_text(url) if url else None
         counts = (
             sum(int(row.inference_stats.success.count) for row in rows),
             sum(int(row.inference_stats.fail.count) for row in rows),
@@ -156,21 +156,6 @@ def failures_by_reason(text: str, model: str) -> dict[str, int]:
             reason = labels.get("reason", "unnamed")
             found[reason] = found.get(reason, 0) + int(float(match["value"]))
     return {reason: count for reason, count in found.items() if count}
-
-
-def metrics_text(url: str | None) -> str | None:
-    if url is None:
-        return None
-    host, port = address_of(url)
-    connection = http.client.HTTPConnection(host, port, timeout=METRICS_TIMEOUT_S)
-    try:
-        connection.request("GET", "/metrics")
-        answer = connection.getresponse()
-        return answer.read().decode(errors="replace") if answer.status == 200 else None
-    except (OSError, http.client.HTTPException):
-        return None
-    finally:
-        connection.close()
 
 
 def server_pid(url: str) -> int | None:

@@ -7,7 +7,6 @@ metrics (which it refreshes every 2 s) where there is a metrics endpoint.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import math
 import re
 import threading
@@ -19,9 +18,9 @@ from typing import Any
 import psutil
 
 from optimizer.records.measurement import Resources
+from optimizer.triton.metrics import metrics_text
 
 INTERVAL_S = 0.5
-METRICS_TIMEOUT_S = 1.0
 UNLIMITING_REASONS = 0x1 | 0x2 | 0x10 | 0x100
 """NVML clock event reasons that are no throttling: idle, application clocks, sync boost, display clocks."""
 METRIC_LINE = re.compile(r"^(?P<name>nv_\w+)(?:\{(?P<labels>[^}]*)\})? (?P<value>\S+)$", re.MULTILINE)
@@ -50,7 +49,7 @@ class ResourceSampler:
         self, *, memory: Callable[[], int | None] | None = None, metrics_url: str | None = None, gpu: str | None = None
     ) -> None:
         self._memory = memory
-        self._metrics_address = address_of(metrics_url) if metrics_url else None
+        self._metrics_url = metrics_url
         self._gpu_wanted = gpu
         self._gpu = Gpu.open(gpu) if gpu is not None else None
         self._stop = threading.Event()
@@ -104,18 +103,7 @@ class ResourceSampler:
             readings.gpu.append(triton_gpu_metrics(metrics, self._gpu_wanted))
 
     def _metrics(self) -> str | None:
-        if self._metrics_address is None:
-            return None
-        host, port = self._metrics_address
-        connection = http.client.HTTPConnection(host, port, timeout=METRICS_TIMEOUT_S)
-        try:
-            connection.request("GET", "/metrics")
-            answer = connection.getresponse()
-            return answer.read().decode(errors="replace") if answer.status == 200 else None
-        except (OSError, http.client.HTTPException):
-            return None
-        finally:
-            connection.close()
+        return metrics_text(self._metrics_url) if self._metrics_url else None
 
 
 class Gpu:
@@ -219,12 +207,6 @@ def metric(text: str, name: str, **labels: str) -> float | None:
     if not values or (len(values) > 1 and "model" not in labels):
         return None
     return sum(values)
-
-
-def address_of(url: str) -> tuple[str, int]:
-    """``host:port``, with or without ``http://`` before and a path behind."""
-    host, _, port = url.removeprefix("http://").partition("/")[0].rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def busy_fraction(before: Any, after: Any) -> float | None:

@@ -9,7 +9,6 @@ import pytest
 from optimizer.load.resources import (
     Readings,
     ResourceSampler,
-    address_of,
     busy_fraction,
     metric,
     resources_of,
@@ -107,12 +106,6 @@ def test_a_sampler_without_sources_knows_only_the_host() -> None:
     resources = sampler.stop()
     assert (resources.server_rss_bytes, resources.pending_mean, resources.gpu_power_w) == (None, None, None)
     sampler.close()
-
-
-def test_addresses() -> None:
-    assert address_of("127.0.0.1:8002") == ("127.0.0.1", 8002)
-    assert address_of("http://host:8002/metrics") == ("host", 8002)
-    assert address_of("[::1]:8002") == ("::1", 8002)
 
 
 def test_busy_fraction_of_no_time_is_unknown() -> None:
