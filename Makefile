@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test lint format bench soak gpu clean
+.PHONY: demo test docker lint format bench soak gpu clean
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -17,6 +17,11 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest tests -m "not soak and not gpu"
+
+# What needs a Docker engine: the one that runs, or one of its own (as root) that is removed again.
+docker: $(STAMP)
+	.ci/docker up
+	eval "$$(.ci/docker env)"; $(BIN)/python -m pytest tests -m docker; status=$$?; .ci/docker down; exit $$status
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

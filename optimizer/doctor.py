@@ -7,7 +7,6 @@ import importlib.util
 import os
 import platform
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from optimizer import __version__
-from optimizer.processes import run
 
 
 @dataclass(frozen=True)
@@ -124,17 +122,14 @@ def _program(part: str, program: str, needed_for: str, remedy: str) -> Callable[
 
 
 def _docker() -> Finding:
-    remedy = "install and start Docker, and pip install 'triton-optimizer[docker]'"
+    from optimizer.sandbox.engine import describe
+
     needed_for = "sandbox in the official image"
-    if shutil.which("docker") is None:
-        return Finding("Docker engine", "", needed_for, remedy)
-    try:
-        status, text = run(["docker", "version", "--format", "{{.Server.Version}}"], timeout_s=10)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding("Docker engine", "", needed_for, f"{remedy} ({error})")
-    if status != 0:
-        return Finding("Docker engine", "", needed_for, f"start the engine: {text.strip().splitlines()[-1]}")
-    return Finding("Docker engine", text.strip(), needed_for, remedy)
+    version, runtimes, problem = describe()
+    if problem:
+        return Finding("Docker engine", "", needed_for, problem)
+    gpus = "with NVIDIA's runtime" if "nvidia" in runtimes else "without a runtime for GPUs"
+    return Finding("Docker engine", f"{version}, {gpus}", needed_for, "")
 
 
 def _gpu() -> Finding:

@@ -19,7 +19,7 @@ import triton_templates
 from optimizer import container
 from optimizer.errors import EnvironmentFailure, InputError
 from optimizer.records.deployment import LoadFailure
-from optimizer.sandbox import _image, _known_answer, _local
+from optimizer.sandbox import _image, _known_answer, _local, engine
 from optimizer.sandbox._base import SandboxOptions
 from optimizer.sandbox._image import Image
 from optimizer.triton.client import TritonError
@@ -149,7 +149,7 @@ class DockerSandbox(_local.LocalSandbox):
         if not identifier:
             return None
         with contextlib.suppress(EnvironmentFailure, OSError, KeyError, TypeError):
-            client = _image.connect()
+            client = engine.connect()
             try:
                 found = client.api.stats(identifier, stream=False, one_shot=True)["memory_stats"]
                 cache = found["stats"].get("inactive_file", found["stats"].get("total_inactive_file", 0))

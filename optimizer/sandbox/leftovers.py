@@ -16,7 +16,7 @@ from pathlib import Path
 
 from optimizer import container
 from optimizer.errors import EnvironmentFailure
-from optimizer.sandbox import _image
+from optimizer.sandbox import engine
 from optimizer.sandbox._local import NOTE
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -45,7 +45,7 @@ def remove_leftovers(root: Path | None = None) -> list[str]:
 
 def _containers() -> Iterator[str]:
     try:
-        client = _image.connect()
+        client = engine.connect()
     except EnvironmentFailure:
         # No engine, no containers.
         return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -143,6 +145,46 @@ def test_a_missing_or_broken_file_is_a_failure_of_the_model(sandbox: Any, tiny_c
     assert failure is not None
     assert failure.code == "model_error"
     assert "protobuf" in failure.message.lower()
+
+
+HUNGRY = """
+class TritonPythonModel:
+    def initialize(self, args):
+        raise MemoryError("Unable to allocate 9.00 TiB for an array")
+    def execute(self, requests):
+        return []
+"""
+
+PYTHON_CONFIG = """
+backend: "python"
+max_batch_size: 0
+input { name: "X" data_type: TYPE_FP32 dims: 1 }
+output { name: "Y" data_type: TYPE_FP32 dims: 1 }
+instance_group { kind: KIND_CPU count: 1 }
+"""
+
+
+def test_a_model_without_enough_memory_is_told_apart(sandbox: Any, tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(HUNGRY)
+    failure = sandbox.load(Deployment("contract_hungry", PYTHON_CONFIG, {"1/model.py": tmp_path / "model.py"}))
+    assert failure is not None
+    assert failure.code == "out_of_memory", failure
+    assert sandbox.alive()
+
+
+def test_a_server_that_was_killed_is_an_environment_failure(
+    extra: dict[str, str], tmp_path: Path, tiny_onnx: Path, tiny_config: str
+) -> None:
+    if extra["launcher"] == "remote":
+        pytest.skip("the server is somebody else's, and other tests need it")
+    with make(extra).start(SandboxOptions(workdir=tmp_path)) as sandbox:
+        assert sandbox.info.pid is not None
+        os.kill(sandbox.info.pid, signal.SIGKILL)
+        assert eventually(lambda: not sandbox.alive())
+        with pytest.raises(EnvironmentFailure, match="is gone"):
+            sandbox.load(Deployment("late", tiny_config, {"1/model.onnx": tiny_onnx}))
+        assert "Started" in sandbox.log_tail(200)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_names_that_are_no_directory_name_are_refused(sandbox: Any, tiny_onnx: Path, tiny_config: str) -> None:
