@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -89,8 +90,7 @@ class PrivateDirectory:
         if not workdir.is_dir():
             raise InputError("not a directory", where=workdir, field="workdir", remedy="name an existing directory")
         self.token = f"{os.getpid()}-{secrets.token_hex(4)}"
-        # Triton, its stubs and their links need absolute paths.
-        self.path = workdir.resolve() / f"sandbox-{self.token}"
+        self.path = safe_directory(workdir) / f"sandbox-{self.token}"
         self.path.mkdir()
         (self.path / "models").mkdir()
         self._note = Path(f"/dev/shm/{self.shared_memory_prefix}{NOTE}")
@@ -105,6 +105,23 @@ class PrivateDirectory:
         shutil.rmtree(self.path, ignore_errors=True)
         with contextlib.suppress(OSError):
             self._note.unlink(missing_ok=True)
+
+
+def safe_directory(workdir: Path) -> Path:
+    """``workdir``, absolute as Triton, its stubs and their links need it; or the directory for temporary files.
+
+    Triton's python backend starts its stubs by a line for the shell with no quotes: with a blank in the path the stub
+    gets another one, and the load never ends.
+    """
+    for directory in (workdir.resolve(), Path(tempfile.gettempdir()).resolve()):
+        if re.fullmatch(r"[\w./+@,=-]+", str(directory)):
+            return directory
+    raise InputError(
+        "Triton cannot start models from a path with blanks or characters that mean something to a shell",
+        where=workdir,
+        field="workdir",
+        remedy="name a plain path with --study, or set TMPDIR to one",
+    )
 
 
 def free_ports(count: int) -> list[int]:

@@ -175,6 +175,16 @@ def test_memory_counts_what_a_model_holds(sandbox: Any, tmp_path: Path) -> None:
     assert after < during - (150 << 20)
 
 
+def test_a_study_below_a_path_with_blanks_is_served_from_elsewhere(tmp_path: Path) -> None:
+    study = tmp_path / "my study; (1)"
+    study.mkdir()
+    # It answers: the start asks a model with a known answer.
+    with launchers.launcher("embedded").start(SandboxOptions(workdir=study, load_timeout_s=30)) as started:
+        private = started._private.path
+        assert not private.is_relative_to(study)
+    assert not private.exists()
+
+
 def test_a_killed_server_is_noticed_and_cleaned_up(tmp_path: Path) -> None:
     own = start(tmp_path)
     token = own.directory.name.removeprefix("sandbox-")
