@@ -49,7 +49,12 @@ def diagnosis(*, clean: bool = False) -> dict[str, Any]:
             for one in findings
         ],
         "can": can(findings),
-        "notes": ["", *(f"{what}: {'yes' if able else 'no: ' + why}" for what, (able, why) in can(findings).items())],
+        "notes": [
+            "",
+            *(f"{what}: {'yes' if able else 'no: ' + why}" for what, (able, why) in can(findings).items()),
+            "",
+            "shell completion: triton-optimizer --install-completion",
+        ],
     }  # fmt: skip
 
 
@@ -174,7 +179,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
         "tritonserver",
         "tritonserver",
         "sandbox of a local Triton",
-        "run inside a Triton image, or use another --sandbox",
+        "run inside a Triton image; the embedded server does without",
     ),
     _docker,
     _gpu,
@@ -184,7 +189,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
         "perf_analyzer",
         "perf_analyzer",
         "bench --check-with perf_analyzer",
-        "use NVIDIA's SDK image, or pip install perf_analyzer",
+        "pip install perf_analyzer (glibc 2.38 or later: Debian 13, Ubuntu 24.04), or run in NVIDIA's SDK image",
     ),
     _program("nginx", "nginx", "canary with real traffic", "apt-get install nginx"),
     _space,
