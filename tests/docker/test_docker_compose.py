@@ -6,7 +6,9 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -92,7 +94,6 @@ def compose(docker_image: str, tiny_repository: Path, tmp_path: Path) -> Iterato
     studies = tmp_path / "studies"
     (studies / "sandbox-repository").mkdir(parents=True)
     environment = {
-        **os.environ,
         "MODELS": str(tiny_repository),
         "CANDIDATE_MODELS": str(tiny_repository),
         "STUDIES": str(studies),
@@ -103,7 +104,9 @@ def compose(docker_image: str, tiny_repository: Path, tmp_path: Path) -> Iterato
 
     def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         command = [program, "-f", str(COMPOSE / "compose.yaml"), *arguments]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+        done = subprocess.run(
+            command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=240, check=False
+        )
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 
@@ -136,6 +139,7 @@ def test_the_short_demo_runs_through_compose_and_leaves_nothing(
     assert "onnxruntime_onnx" in before
     with TritonClient("127.0.0.1:8001") as client:
         assert client.wait_ready(60)
+        wait_for_port(8002)
         np.testing.assert_array_equal(client.infer("tiny", {"X": X}, {"X": "FP32"})["Y"], 2 * X + 1)
     with urllib.request.urlopen("http://127.0.0.1:8002/metrics", timeout=10) as answer:
         offered = set(re.findall(r"^(nv_\w+)", answer.read().decode(), re.MULTILINE))
@@ -152,3 +156,94 @@ def test_the_short_demo_runs_through_compose_and_leaves_nothing(
         assert client.volumes.list(filters=label) == []
     finally:
         client.close()
+
+
+@pytest.fixture(scope="module")
+def nginx_image(docker_image: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Debian's nginx in place of the image that compose.yaml names, which no registry gives here."""
+    import docker
+
+    context = tmp_path_factory.mktemp("nginx")
+    (context / "Dockerfile").write_text(
+        "FROM debian:bookworm-slim\n"
+        "RUN apt-get update && apt-get install -y --no-install-recommends nginx-light && rm -rf /var/lib/apt/lists/*\n"
+    )
+    client = docker.from_env(timeout=240)
+    try:
+        client.images.build(path=str(context), tag="triton-optimizer:test-nginx", rm=True, network_mode="host")
+    except docker.errors.DockerException as error:
+        client.close()
+        pytest.skip(f"no image of nginx can be made: {error}")
+    yield "triton-optimizer:test-nginx"
+    client.images.remove("triton-optimizer:test-nginx", force=True)
+    client.close()
+
+
+@pytest.mark.docker
+def test_nginx_splits_between_the_two_servers_as_its_file_says(
+    compose: Compose, nginx_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from optimizer.canary.nginx import include_text
+    from optimizer.canary.plan import Endpoint
+
+    directory = tmp_path / "canary"
+    shutil.copytree(COMPOSE / "canary", directory)
+    monkeypatch.setenv("NGINX_IMAGE", nginx_image)
+    monkeypatch.setenv("CANARY", str(directory))
+    profiles = ("--profile", "cpu", "--profile", "canary-cpu")
+    compose(*profiles, "up", "-d", "--no-build", "triton-cpu", "candidate-cpu", "nginx")
+    with TritonClient("127.0.0.1:8001") as baseline, TritonClient("127.0.0.1:8101") as candidate:
+        assert baseline.wait_ready(90)
+        assert candidate.wait_ready(90)
+        # gRPC answers a moment before HTTP and metrics do.
+        for port in (8002, 8102, 8080):
+            wait_for_port(port)
+        assert shares(50) == (50, 0)
+        arms = (
+            Endpoint("127.0.0.1:8001", "tiny", "127.0.0.1:8000"),
+            Endpoint("127.0.0.1:8101", "tiny", "127.0.0.1:8100"),
+        )
+        (directory / "triton-canary.conf").write_text(include_text(*arms, 100))
+        compose(
+            *profiles, "exec", "-T", "nginx", "nginx", "-p", "/etc/triton-canary", "-c", "nginx.conf", "-s", "reload"
+        )
+        # A reload is in force when the workers of before take no more connections.
+        assert any(shares(10) == (0, 10) for _ in range(50))
+        with TritonClient("127.0.0.1:8081") as client:
+            np.testing.assert_array_equal(client.infer("tiny", {"X": X}, {"X": "FP32"})["Y"], 2 * X + 1)
+
+
+def wait_for_port(port: int) -> None:
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline, f"nothing listens on {port}"
+            time.sleep(0.1)
+
+
+def shares(count: int) -> tuple[int, int]:
+    """How many of ``count`` requests over nginx came to each server."""
+
+    def answered() -> tuple[int, int]:
+        found = []
+        for port in (8002, 8102):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                match = re.search(
+                    r'^nv_inference_request_success\{model="tiny"[^}]*\} (\d+)', answer.read().decode(), re.M
+                )
+                found.append(int(match[1]) if match else 0)
+        return found[0], found[1]
+
+    before = answered()
+    body = json.dumps({"inputs": [{"name": "X", "datatype": "FP32", "shape": [1, 4], "data": [1, 2, 3, 4]}]}).encode()
+    for _ in range(count):
+        request = urllib.request.Request(
+            "http://127.0.0.1:8080/v2/models/tiny/infer", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            assert json.load(answer)["outputs"][0]["data"] == [3, 5, 7, 9]
+    after = answered()
+    return after[0] - before[0], after[1] - before[1]
