@@ -74,17 +74,19 @@ def check_under_load(
 
 
 def owner_of(answer: Answer, samples: SampleSet, others: Sequence[int]) -> int | None:
-    """Index of the sample, among ``others``, that the answer belongs to more than to its own; ``None`` if none."""
+    """Index of the sample, among ``others``, to which one of the answer's outputs belongs rather than to its own;
+    ``None`` if none. Output by output: a backend may mix up the rows of one and not of another."""
     expected = samples.samples[answer.index].expected or {}
-    own = distance(answer.outputs, expected)
-    if own == 0.0:
-        return None
-    for index in others:
-        theirs = samples.samples[index].expected or {}
-        if (
-            index != answer.index
-            and distance(answer.outputs, theirs) <= MISPLACED * own
-            and distance(expected, theirs) >= FAR_APART
-        ):
-            return index
+    for name in expected.keys() & answer.outputs.keys():
+        got, own = {name: answer.outputs[name]}, {name: expected[name]}
+        away = distance(got, own)
+        if away == 0.0:
+            continue
+        for index in others:
+            their_expected = samples.samples[index].expected or {}
+            if index == answer.index or name not in their_expected:
+                continue
+            theirs = {name: their_expected[name]}
+            if distance(got, theirs) <= MISPLACED * away and distance(own, theirs) >= FAR_APART:
+                return index
     return None
