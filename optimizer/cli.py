@@ -19,7 +19,7 @@ import typer
 
 from optimizer import __version__
 from optimizer.canary.commands import app as canary
-from optimizer.errors import InputError, OptimizerError, StudyInterrupted
+from optimizer.errors import InputError, OptimizerError, StudyInterrupted, of_os_error
 from optimizer.flags import with_settings_flags
 
 app = typer.Typer(
@@ -59,6 +59,9 @@ def main() -> NoReturn:
         # The reader of our output has gone: nothing is wrong, and there is nobody left to tell.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except OSError as error:
+        failure = of_os_error(error, remedy="free space, give the right, or bring the file back; then run it again")
+        code = _complain(failure, as_json=as_json)
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1
     except Exception as error:

@@ -66,6 +66,16 @@ class EnvironmentFailure(OptimizerError):
     exit_code = 3
 
 
+def of_os_error(error: OSError, *, remedy: str) -> EnvironmentFailure:
+    """What the system refused where nobody expected it: a full disk, a file that has gone, a right that is missing."""
+    # shutil.Error has a list of (source, target, reason) in place of a number and a text.
+    listed = error.args[0] if error.args else None
+    first = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], tuple) else None
+    if first is not None:
+        return EnvironmentFailure(str(first[-1]), where=str(first[1]), remedy=remedy)
+    return EnvironmentFailure(error.strerror or str(error), where=error.filename, remedy=remedy)
+
+
 class ReferenceFailure(OptimizerError):
     exit_code = 4
 

@@ -136,6 +136,19 @@ def refuse_blocked(model: Model) -> None:
         )
 
 
+def refuse_changed(preparation: Preparation) -> None:
+    """Candidates are served from the repository's own files. Had those changed meanwhile, some arms would have been
+    measured on the old ones and some on the new: raises :class:`InputError`."""
+    model = preparation.plan.model
+    now = read_model(preparation.repository, model.name, config_name=preparation.settings.config_name)
+    if now.content_hash != model.content_hash:
+        raise InputError(
+            "the model was changed while it was measured: what was measured before and after cannot be compared",
+            where=model.directory,
+            remedy="start a new study, and leave the model alone until it ends",
+        )
+
+
 def chosen_gpu(settings: Settings) -> Gpu | None:
     """The GPU that --gpu names, or the first; ``None`` on a machine without one."""
     if settings.gpu is None and not list_gpus():

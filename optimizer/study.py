@@ -18,14 +18,14 @@ from optimizer.accuracy.kept_references import load_references, save_references
 from optimizer.accuracy.references import with_references
 from optimizer.baseline import CAVEAT, lacks_gpu_runtime
 from optimizer.durable import write_json
-from optimizer.errors import EnvironmentFailure, OptimizerError, ReferenceFailure, StudyInterrupted
+from optimizer.errors import EnvironmentFailure, OptimizerError, ReferenceFailure, StudyInterrupted, of_os_error
 from optimizer.evidence import capacity_of, caveats, front, spent_so_far, worth
 from optimizer.gpu import busy_reasons, read_state
 from optimizer.judge.decide import Confirmation, Context, JudgeSettings, decide, pairs_needed
 from optimizer.judge.statistics import Noise, noise_of
 from optimizer.laboratory import CONFIRM, FRESH, NOISE, TWIN_NAME, StudyLaboratory
 from optimizer.ledger import Ledger
-from optimizer.preparation import Preparation, references_file
+from optimizer.preparation import Preparation, references_file, refuse_changed
 from optimizer.progress import Progress
 from optimizer.records.candidate import Pair, Rejection, Stage
 from optimizer.records.codec import from_json, to_json
@@ -65,6 +65,7 @@ def study_in(ledger: Ledger, preparation: Preparation, progress: Progress) -> St
             noise = measure_noise(laboratory, preparation)
             standings, spent = search(laboratory, preparation)
             confirmations = confirm(laboratory, preparation, standings, noise)
+            refuse_changed(preparation)
             decision = judge(laboratory, preparation, confirmations, noise, spent=spent)
     keep(ledger, preparation, decision)
     progress("decision", verdict=decision.verdict.value, sentence=decision.sentence)
@@ -101,6 +102,10 @@ def why_it_stopped(ledger: Ledger) -> Iterator[None]:
     except OptimizerError as error:
         _tell_why(ledger, error.as_json())
         raise
+    except OSError as error:
+        failure = of_os_error(error, remedy=f"put that right, then: triton-optimizer resume {ledger.path.parent}")
+        _tell_why(ledger, failure.as_json())
+        raise failure from error
 
 
 def _tell_why(ledger: Ledger, told: Mapping[str, object]) -> None:
