@@ -158,12 +158,14 @@ class DockerSandbox(_local.LocalSandbox):
                 client.close()
         return None
 
+    _known = container.State()
+
     def _state(self) -> container.State:
+        """The guardian removes the directory a moment before its status can be read: then what was known last."""
         state = container.state(self._private.path / "container.json")
         if state.id:
-            self._last_state = state
-        # The guardian removes the directory a moment before its status can be read.
-        return getattr(self, "_last_state", state)
+            self._known = state
+        return self._known
 
     def _start_failure(self, what: str) -> Exception:
         refused = re.search(r"^container: (.*)$", self._read_log(0), re.MULTILINE)
