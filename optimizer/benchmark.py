@@ -9,6 +9,7 @@ import contextlib
 import math
 import statistics
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -238,7 +239,9 @@ def _measure(bench: _Bench, settings: Settings, windows: int, progress: Progress
     rows = []
     for workload in workloads(settings):
         progress("stage", text=f"{bench.model.name}: {workload.label}")
-        rows.append(_row(workload, [bench.load(bench.served_as, workload) for _ in range(windows)]))
+        measured = [bench.load(bench.served_as, workload) for _ in range(windows)]
+        _refuse_unanswered(bench.model, measured)
+        rows.append(_row(workload, measured))
     info = bench.info
     return {
         "schema": 1,
@@ -255,6 +258,18 @@ def _measure(bench: _Bench, settings: Settings, windows: int, progress: Progress
         # One of each code: windows differ in their numbers only.
         "notes": list({code_of(text): f"warning: {text}" for row in rows for text in row["warnings"]}.values()),
     }
+
+
+def _refuse_unanswered(model: Model, measured: Sequence[Measurement]) -> None:
+    failures: Counter[str] = Counter()
+    for one in measured:
+        failures.update(one.failures)
+    if failures and not any(one.requests for one in measured):
+        raise ReferenceFailure(
+            f"not one request was answered: {failures.most_common(1)[0][0].strip()}",
+            where=model.name,
+            remedy="mend the model, or give inputs that it takes with --inputs",
+        )
 
 
 def _row(workload: Workload, measured: Sequence[Measurement]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 from optimizer.records.deployment import Deployment
 from optimizer.sandbox._base import Sandbox
-from optimizer.testing.models import ToyModel, sleep_model
+from optimizer.testing.models import ToyModel, failing_model, sleep_model
 
 SHORT = ("--duration-s", "0.5", "--warmup-s", "0.3", "--windows", "2", "--synthetic-count", "8", "--quiet", "--json")
 
@@ -43,6 +43,16 @@ def test_a_repository_is_measured_in_a_sandbox(tmp_path: Path) -> None:
         assert not load["failures"]
     assert four["phases_us"]["queue"] > one["phases_us"]["queue"]
     assert four["percentiles_us"]["p50"] > 2 * one["percentiles_us"]["p50"]
+
+
+@pytest.mark.system
+def test_a_model_that_answers_nothing_is_a_failure(tmp_path: Path) -> None:
+    failing_model(every=1).write(tmp_path)
+    command = [sys.executable, "-m", "optimizer", "bench", str(tmp_path), "--model", "failing", *SHORT]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    document = json.loads(done.stdout)
+    assert done.returncode == document["exit_code"] == 4
+    assert "fails on purpose" in document["problem"]
 
 
 @pytest.mark.system
