@@ -66,8 +66,8 @@ def prepare(repository: Path, name: str, settings: Settings, directory: Path) ->
 
     Raises :class:`InputError` for what the user must correct, :class:`EnvironmentFailure` for what is missing here.
     """
-    # Builders and servers run elsewhere than here: they get absolute paths.
-    directory = directory.resolve()
+    # Builders and servers run elsewhere than here, and a study is applied from anywhere: they get absolute paths.
+    directory, repository = directory.resolve(), repository.resolve()
     model = read_model(repository, name, config_name=settings.config_name)
     refuse_blocked(model)
     gpu = chosen_gpu(settings)

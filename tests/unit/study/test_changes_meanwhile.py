@@ -26,6 +26,17 @@ def test_a_model_that_changes_while_it_is_measured_gets_no_decision(tmp_path: Pa
         refuse_changed(preparation)
 
 
+def test_a_relative_repository_is_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    null_model("m").write(tmp_path / "models")
+    monkeypatch.chdir(tmp_path)
+    preparation = prepare(Path("models"), "m", Settings(), Path("study"))
+    monkeypatch.chdir("/")
+    assert preparation.plan.model.live_version is not None
+    assert preparation.plan.model.live_version.file is not None
+    assert preparation.plan.model.live_version.file.is_file()
+    refuse_changed(preparation)
+
+
 def test_what_the_system_refuses_stops_a_study_with_its_reason_on_record(tmp_path: Path) -> None:
     with (
         Ledger.open(tmp_path) as ledger,
