@@ -110,6 +110,11 @@ def resume_study(directory: Path, *, write_back: bool, progress: Progress) -> di
     models = []
     for each in directories:
         settle(Path(read_study(each).notes["repository"]), progress)
+        # Its own write-back changed the model: there is nothing to go on with, and nothing wrong either.
+        done = already_applied(each)
+        if done is not None:
+            models.append({"model": done["model"], "study": study_document(each), "applied": done})
+            continue
         preparation = reopen(each)
         if write_back and not preparation.settings.tolerance:
             raise WriteBackRefused("the study has no tolerance", where=each, remedy="start a study with --tolerance")

@@ -12,10 +12,11 @@ from optimizer.config import parse_settings
 from optimizer.durable import sha256_tree
 from optimizer.errors import InputError
 from optimizer.preparation import Preparation
+from optimizer.progress import silent
 from optimizer.records.route import Route
 from optimizer.testing.decided import decided_study
 from optimizer.testing.models import null_model
-from optimizer.tuning import apply_study
+from optimizer.tuning import apply_study, resume_study
 
 
 @pytest.fixture
@@ -42,6 +43,8 @@ def test_applying_again_says_so_until_somebody_edits_the_config(study: Preparati
     assert {key: second[key] for key in ("version", "engine_sha256", "transaction", "served")} == {
         key: first[key] for key in ("version", "engine_sha256", "transaction", "served")
     }
+    resumed = resume_study(study.plan.directory, write_back=True, progress=silent)["models"][0]
+    assert resumed["applied"]["already_applied"]
     assert sha256_tree(study.repository) == after
     config = study.repository / "m" / "config.pbtxt"
     config.write_text(config.read_text() + "# edited\n")
