@@ -1,6 +1,6 @@
 """Lays the server of an installed nvidia-pytriton out like the one of an official Triton image: run by the Dockerfile.
 
-    python compose/install_server.py /opt/tritonserver
+python compose/install_server.py /opt/tritonserver
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def install(root: Path) -> None:
         f'export PATH={shlex.quote(str(Path(sys.prefix) / "bin"))}:"$PATH"\n'
         f"export LD_LIBRARY_PATH={shlex.quote(str(distribution.libraries))}\n"
         "export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 MKL_NUM_THREADS=1\n"
-        f'exec {shlex.quote(str(distribution.server))} --backend-directory={shlex.quote(str(root / "backends"))} "$@"\n',
+        f"exec {shlex.quote(str(distribution.server))} "
+        f'--backend-directory={shlex.quote(str(root / "backends"))} "$@"\n',
         encoding="ascii",
     )
     executable.chmod(0o755)

@@ -27,10 +27,10 @@ from optimizer.progress import Progress, silent
 from optimizer.records.decision import Decision
 from optimizer.repository.reader import list_models
 from optimizer.shares import SMALLEST_S, share_s, weights
+from optimizer.side_by_side import as_on_disk
 from optimizer.stand import Stand
 from optimizer.studies import begin, reopen, settings_of
 from optimizer.study import run_study
-from optimizer.together import as_on_disk
 from optimizer.winners import try_together
 
 FLEET_FILE = "fleet.json"

@@ -25,8 +25,9 @@ from optimizer.records.deployment import Deployment
 from optimizer.records.model import Model
 from optimizer.records.samples import SampleSet
 from optimizer.repository.reader import read_model
+from optimizer.side_by_side import Neighbour, as_on_disk
 from optimizer.stand import model_files
-from optimizer.together import MixedPair, Neighbour, as_on_disk, check, recalled
+from optimizer.together import MixedPair, check, recalled
 
 SYNTHETIC = 8
 """Random requests to a model that is not tuned and has no samples: they load it, and say nothing of its answers."""
