@@ -40,16 +40,19 @@ def repository_page(document: Document, pages: Mapping[str, str]) -> str:
             element("div", _table(document["columns"], document["rows"], pages), class_="scroll", tabindex="0"),
             *_together(document["together"]),
             element("h2", "Next"),
-            element("ul", *(element("li", note) for note in document["notes"])),
+            element("ul", *(element("li", note) for note in document["notes"] if "triton-optimizer " in note)),
         ),
     )
     return "<!doctype html>\n" + element("html", head, body, lang="en") + "\n"
 
 
+_PAST = {"winner": "with a winner"}
+
+
 def verdict(document: Document) -> str:
     """One sentence."""
     outcomes = [row[1] for row in document["rows"]]
-    counts = [f"{outcomes.count(name)} {name}" for name in dict.fromkeys(outcomes)]
+    counts = [f"{outcomes.count(name)} {_PAST.get(name, name)}" for name in dict.fromkeys(outcomes)]
     together = document["together"]
     tail = "" if together is None else f"; all together: {together['verdict']}"
     return f"{len(outcomes)} models: {', '.join(counts)}{tail}"

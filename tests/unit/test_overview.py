@@ -98,7 +98,7 @@ def test_the_page_links_models_and_escapes_their_names(run: Path) -> None:
     assert '<a href="run-tiny.html">tiny</a>' in page
     assert "<script>" not in page
     assert "<b>" not in page.replace("<b>Result</b>", "")
-    assert verdict(document) == "2 models: 1 not tuned, 1 winner; all together: passed"
+    assert verdict(document) == "2 models: 1 not tuned, 1 with a winner; all together: passed"
     assert "+20.0% (+10.0% to +30.0%)" in page
 
 
