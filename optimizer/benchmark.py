@@ -20,7 +20,7 @@ from optimizer.accuracy.synthetic import parse_int_range, parse_shape, synthetic
 from optimizer.config import Settings
 from optimizer.errors import EnvironmentFailure, InputError, ReferenceFailure
 from optimizer.judge.statistics import bounds, summarize
-from optimizer.load.generator import LoadGenerator
+from optimizer.load.generator import LoadGenerator, Window
 from optimizer.load.honesty import code_of
 from optimizer.load.peak import find_peak
 from optimizer.load.perf_analyzer import compare as compare_witness
@@ -127,7 +127,8 @@ class _SandboxBench(_Bench):
         stand.prepare(samples, self.datatypes, batched=model.batched)
 
     def load(self, served_as: str, workload: Workload) -> Measurement:
-        return self._stand.load(served_as, workload, served_as, warmup_s=self._settings.load.warmup_s).measurement
+        window = self._stand.load(served_as, workload, served_as, warmup_s=self._settings.load.warmup_s)
+        return _complete(window, self.info.grpc_url, "look at its last words: " + self._stand.sandbox.log_tail(3))
 
     def add(self, repository: Path | None, name: str) -> str:
         if repository is None:
@@ -150,7 +151,8 @@ class _RunningBench(_Bench):
             found = find_warmup(self._generator, served_as, workload, candidate_id=served_as)
             self._ramp_s[served_as] = found.ramp_s
         ramp_s = self._ramp_s[served_as]
-        return self._generator.run(served_as, workload, candidate_id=served_as, warmup_s=ramp_s).measurement
+        window = self._generator.run(served_as, workload, candidate_id=served_as, warmup_s=ramp_s)
+        return _complete(window, self.info.grpc_url, "look at the server's log")
 
     def add(self, repository: Path | None, name: str) -> str:  # noqa: ARG002 - a running server has its own
         _served_model(self._client, name)
@@ -258,6 +260,13 @@ def _measure(bench: _Bench, settings: Settings, windows: int, progress: Progress
         # One of each code: windows differ in their numbers only.
         "notes": list({code_of(text): f"warning: {text}" for row in rows for text in row["warnings"]}.values()),
     }
+
+
+def _complete(window: Window, url: str, remedy: str) -> Measurement:
+    """Raises :class:`EnvironmentFailure` for a window that ended early because its server has gone."""
+    if code_of(window.aborted) == "server_gone":
+        raise EnvironmentFailure(f"the server went away under load: {window.aborted}", where=url, remedy=remedy)
+    return window.measurement
 
 
 def _refuse_unanswered(model: Model, measured: Sequence[Measurement]) -> None:

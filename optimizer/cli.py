@@ -42,6 +42,10 @@ JsonLines = Annotated[bool, typer.Option("--progress-json", help="Progress as JS
 SettingsFile = Annotated[Path | None, typer.Option("--config", "-c", metavar="FILE", help="Settings (YAML).")]
 
 
+TYPER_INTERRUPTED = 130
+"""What typer makes of a Ctrl-C that nobody caught, in place of raising it; no command of ours returns it."""
+
+
 def main() -> NoReturn:
     """Runs the command line, and turns every error of ours into its message and its exit code."""
     # SIGTERM takes the way of Ctrl-C, so that every `with` block closes what it opened.
@@ -49,9 +53,10 @@ def main() -> NoReturn:
     as_json = "--json" in sys.argv
     try:
         returned = app(_arguments(sys.argv[1:]), standalone_mode=False)
+        if returned == TYPER_INTERRUPTED:
+            raise KeyboardInterrupt
         code = returned if isinstance(returned, int) else 0
     except (KeyboardInterrupt, typer.Abort):
-        # click makes an Abort of Ctrl-C.
         code = _complain(StudyInterrupted("interrupted", remedy="`resume` goes on with a study"), as_json=as_json)
     except OptimizerError as error:
         code = _complain(error, as_json=as_json)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from optimizer.records.deployment import Deployment
@@ -53,6 +54,27 @@ def test_a_model_that_answers_nothing_is_a_failure(tmp_path: Path) -> None:
     document = json.loads(done.stdout)
     assert done.returncode == document["exit_code"] == 4
     assert "fails on purpose" in document["problem"]
+
+
+@pytest.mark.system
+def test_what_ends_a_bench_early_is_told(tmp_path: Path) -> None:
+    sleep_model("sleepy", service_s=0.01).write(tmp_path)
+    command = [sys.executable, "-m", "optimizer", "bench", str(tmp_path), "--model", "sleepy", "--duration-s", "20"]
+    for victim, code, words in (("server", 3, "went away"), ("bench", 5, "interrupted")):
+        with subprocess.Popen(
+            [*command, "--warmup-s", "0", "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as running:
+            assert running.stderr is not None
+            while "closed loop" not in running.stderr.readline():
+                assert running.poll() is None
+            if victim == "server":
+                (server,) = [one for one in psutil.Process(running.pid).children(True) if "tritonserver" in one.name()]
+                server.kill()
+            else:
+                running.terminate()
+            document = json.loads(running.communicate(timeout=60)[0])
+        assert running.returncode == document["exit_code"] == code
+        assert words in document["problem"]
 
 
 @pytest.mark.system
