@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -87,7 +88,7 @@ Compose = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def compose(docker_image: str, tiny_repository: Path, tmp_path: Path) -> Iterator[Compose]:
-    """docker-compose over a copy of the file, on the tiny repository; nothing of it is left at the end."""
+    """docker-compose on the tiny repository; nothing of it is left at the end. Its ports are fixed: one at a time."""
     program = shutil.which("docker-compose")
     if program is None:
         pytest.skip("docker-compose is not installed")
@@ -110,10 +111,12 @@ def compose(docker_image: str, tiny_repository: Path, tmp_path: Path) -> Iterato
         assert not check or done.returncode == 0, done.stdout + done.stderr
         return done
 
-    try:
-        yield run
-    finally:
-        run("--profile", "cpu", "--profile", "canary-cpu", "down", "--volumes", "--timeout", "1")
+    with Path("/tmp/triton-optimizer-compose-test.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            yield run
+        finally:
+            run("--profile", "cpu", "--profile", "canary-cpu", "down", "--volumes", "--timeout", "1")
 
 
 @pytest.mark.docker
