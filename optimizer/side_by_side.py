@@ -182,7 +182,7 @@ class SideBySide:
             if one.name in self.left_out or one.samples is None:
                 continue
             datatypes = {spec.name: spec.datatype for spec in one.model.inputs}
-            part = Part(one.name, one.samples.samples[:MOST_SAMPLES], datatypes)
+            part = Part(one.name, one.samples.samples[:MOST_SAMPLES], datatypes, one.model.batched)
             problem = found.problem_with(part)
             if problem is None:
                 parts.append(part)
