@@ -36,6 +36,7 @@ from optimizer.records.objective import Objective, log_ratio
 from optimizer.records.samples import SampleSet
 from optimizer.report.numbers import megabytes, milliseconds, number, percent
 from optimizer.repository.reader import model_of_config, read_model
+from optimizer.sandbox.leftovers import benchmark_prefix
 from optimizer.stand import Stand, model_files
 from optimizer.triton.client import TritonClient, TritonError
 
@@ -164,7 +165,7 @@ def _sandbox(repository: Path, name: str, settings: Settings) -> Iterator[_Bench
     model = read_model(repository, name, config_name=settings.config_name)
     samples = bench_samples(model, settings)
     launcher, _ = choose_launcher(settings)
-    with tempfile.TemporaryDirectory(prefix="triton-optimizer-bench-") as directory:
+    with tempfile.TemporaryDirectory(prefix=benchmark_prefix()) as directory:
         options = replace(sandbox_options(settings, Path(directory), chosen_gpu(settings)), workdir=Path(directory))
         with Stand(
             launcher, options, client_processes=settings.load.processes, transport=settings.load.transport,
@@ -186,7 +187,7 @@ def _running_server(url: str, name: str, settings: Settings) -> Iterator[_Bench]
         model = _served_model(client, name)
         samples = bench_samples(model, settings)
         with (
-            tempfile.TemporaryDirectory(prefix="triton-optimizer-bench-") as directory,
+            tempfile.TemporaryDirectory(prefix=benchmark_prefix()) as directory,
             LoadGenerator(
                 url, processes=settings.load.processes, directory=Path(directory),
                 shared_memory="system" if settings.load.shared_memory else None, gpu=gpu_id(chosen_gpu(settings)),

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,7 @@ _DIRECTORY = re.compile(r"sandbox-(?P<pid>\d+)-[0-9a-f]{8}\Z")
 _REGION = re.compile(r"triton-optimizer-(?P<token>(?P<pid>\d+)-[0-9a-f]{8})-")
 # The name of the load generator's, which ends as its guardian's glob does.
 _LOAD_REGION = re.compile(r"triton_optimizer_load_(?P<pid>\d+)_[0-9a-f]{8}")
+_BENCHMARK = re.compile(r"triton-optimizer-bench-(?P<pid>\d+)-")
 # A study's directory below the current one, and "sandbox" in it.
 DEPTH = 5
 
@@ -39,8 +41,22 @@ def remove_leftovers(root: Path | None = None) -> list[str]:
         *_containers(),
         *_noted_directories(),
         *_directories_below(Path.cwd() if root is None else root),
+        *_benchmarks(Path(tempfile.gettempdir())),
         *_regions(),
     ]
+
+
+def benchmark_prefix() -> str:
+    """Of a benchmark's directory below the temporary one: it says whose it is."""
+    return f"triton-optimizer-bench-{os.getpid()}-"
+
+
+def _benchmarks(directory: Path) -> Iterator[str]:
+    for path in sorted(directory.glob("triton-optimizer-bench-*")):
+        match = _BENCHMARK.match(path.name)
+        if match and path.is_dir() and not path.is_symlink() and not Path(f"/proc/{match['pid']}").exists():
+            shutil.rmtree(path, ignore_errors=True)
+            yield f"{path} of benchmark process {match['pid']}"
 
 
 def _containers() -> Iterator[str]:

@@ -75,3 +75,17 @@ def test_an_owner_is_known_by_more_than_its_number() -> None:
     assert container.owner_is_dead(f"other-boot {namespace} {pid} {started}") is True
     assert container.owner_is_dead(f"{boot} pid:[1] {pid} {started}") is None
     assert container.owner_is_dead("") is None
+
+
+def test_a_dead_benchmarks_directory_is_removed_and_a_living_ones_stays(tmp_path: Path) -> None:
+    from optimizer.sandbox.leftovers import _benchmarks, benchmark_prefix
+
+    living = tmp_path / f"{benchmark_prefix()}x"
+    dead = tmp_path / "triton-optimizer-bench-999999999-x"
+    other = tmp_path / "triton-optimizer-bench-mine"
+    for directory in (living, dead, other):
+        directory.mkdir()
+    assert [str(dead) in line for line in _benchmarks(tmp_path)] == [True]
+    assert not dead.exists()
+    assert living.exists()
+    assert other.exists()
