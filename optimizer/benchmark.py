@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.accuracy.inputs import load_samples
-from optimizer.accuracy.synthetic import parse_int_range, parse_shape, synthetic_samples
 from optimizer.config import Settings
 from optimizer.errors import EnvironmentFailure, InputError, ReferenceFailure
 from optimizer.judge.statistics import bounds, summarize
@@ -26,7 +25,7 @@ from optimizer.load.peak import find_peak
 from optimizer.load.perf_analyzer import compare as compare_witness
 from optimizer.load.perf_analyzer import run_perf_analyzer
 from optimizer.load.warmup import find_warmup
-from optimizer.preparation import choose_launcher, chosen_gpu, gpu_id, sandbox_options, workload_of
+from optimizer.preparation import choose_launcher, chosen_gpu, gpu_id, random_samples, sandbox_options, workload_of
 from optimizer.progress import Progress
 from optimizer.records.codec import to_json
 from optimizer.records.deployment import Deployment, ServerInfo
@@ -211,11 +210,7 @@ def bench_samples(model: Model, settings: Settings) -> SampleSet:
     inputs = settings.inputs
     if inputs.file is not None:
         return load_samples(inputs.file, model, name="bench")
-    return synthetic_samples(
-        model, inputs.synthetic_count, inputs.seed,
-        shapes=dict(parse_shape(text) for text in inputs.shapes),
-        int_ranges=dict(parse_int_range(text) for text in inputs.int_ranges),
-    )  # fmt: skip
+    return random_samples(model, settings)
 
 
 def _serve(stand: Stand, model: Model, private_name: str) -> None:

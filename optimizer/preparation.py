@@ -163,17 +163,23 @@ def gpu_id(gpu: Gpu | None) -> str | None:
     return gpu.uuid or str(gpu.index)
 
 
+def random_samples(model: Model, settings: Settings) -> SampleSet:
+    """Synthetic samples of the shapes and integer ranges that the settings give."""
+    inputs = settings.inputs
+    return synthetic_samples(
+        model, inputs.synthetic_count, inputs.seed,
+        shapes=dict(parse_shape(text) for text in inputs.shapes),
+        int_ranges=dict(parse_int_range(text) for text in inputs.int_ranges),
+    )  # fmt: skip
+
+
 def sample_sets(model: Model, settings: Settings) -> tuple[SampleSet, SampleSet, SampleSet | None]:
     """``tune``, ``held_out`` and, where given, calibration: disjoint by content."""
     inputs = settings.inputs
     if inputs.file is None:
         if inputs.held_out_file is not None:
             raise InputError("--held-out without --inputs", field="inputs.held_out_file", remedy="give both")
-        everything = synthetic_samples(
-            model, inputs.synthetic_count, inputs.seed,
-            shapes=dict(parse_shape(text) for text in inputs.shapes),
-            int_ranges=dict(parse_int_range(text) for text in inputs.int_ranges),
-        )  # fmt: skip
+        everything = random_samples(model, settings)
     else:
         everything = load_samples(inputs.file, model, name="tune")
     if inputs.held_out_file is not None:

@@ -258,7 +258,6 @@ def measure_noise(laboratory: StudyLaboratory, preparation: Preparation) -> Nois
     reference = laboratory.default
     wanted = preparation.settings.judge.noise_pairs
     laboratory.progress("stage", stage="noise", text=f"measuring noise: {wanted} pairs of the reference", pairs=wanted)
-    wanted = preparation.settings.judge.noise_pairs
     known = laboratory.ledger.load("fact", "noise", Noise)
     if known is None:
         laboratory.pin_with_twin(reference)

@@ -22,6 +22,7 @@ from optimizer.records.deployment import LoadFailure
 from optimizer.sandbox import _image, _known_answer, _local, engine
 from optimizer.sandbox._base import SandboxOptions
 from optimizer.sandbox._image import Image
+from optimizer.sandbox._stand_ins import stand_ins as stand_ins_of
 from optimizer.triton.client import TritonError
 
 EXTRA = ("image", "python_backends", "shm_size", "tmp_size", "ipc", "user", "version_compatible", "unload_timeout_s")
@@ -223,22 +224,12 @@ class DockerSandbox(_local.LocalSandbox):
 
 
 def _stand_ins(image: Image, extra: Mapping[str, str]) -> tuple[str, ...]:
-    asked = extra.get("python_backends", "auto")
-    if asked == "none":
-        return ()
-    if asked == "auto":
+    def automatic() -> tuple[str, ...]:
         if "python" not in image.native:
             return ()
         return tuple(name for name in triton_templates.names() if name not in image.native)
-    names = tuple(name.strip() for name in asked.split(","))
-    for name in names:
-        if name not in triton_templates.names():
-            raise InputError(
-                f"no python-based backend {name!r}",
-                field="python_backends",
-                remedy="use auto, none, or some of: " + ", ".join(triton_templates.names()),
-            )
-    return names
+
+    return stand_ins_of(extra, automatic)
 
 
 def _facts(image: Image, stand_ins: tuple[str, ...]) -> dict[str, str]:

@@ -15,6 +15,7 @@ import triton_templates
 from optimizer.errors import EnvironmentFailure, InputError
 from optimizer.sandbox import _known_answer, _local
 from optimizer.sandbox._base import SandboxOptions
+from optimizer.sandbox._stand_ins import stand_ins as stand_ins_of
 
 EXTRA = ("executable", "backend_directory", "python_backends", "version_compatible", "unload_timeout_s")
 TENSORRT_LIBRARIES = (
@@ -85,23 +86,13 @@ class ProcessLauncher:
         return directory.absolute()
 
     def _stand_ins(self, executable: Path, extra: Mapping[str, str]) -> tuple[str, ...]:
-        asked = extra.get("python_backends", "auto")
-        if asked == "none":
-            return ()
-        backends = self._backends(executable, extra)
-        if asked != "auto":
-            names = tuple(name.strip() for name in asked.split(","))
-            for name in names:
-                if name not in triton_templates.names():
-                    raise InputError(
-                        f"no python-based backend {name!r}",
-                        field="python_backends",
-                        remedy="use auto, none, or some of: " + ", ".join(triton_templates.names()),
-                    )
-            return names
-        if not (backends / "python").is_dir():
-            return ()
-        return tuple(name for name in triton_templates.names() if not (backends / name).exists())
+        def automatic() -> tuple[str, ...]:
+            backends = self._backends(executable, extra)
+            if not (backends / "python").is_dir():
+                return ()
+            return tuple(name for name in triton_templates.names() if not (backends / name).exists())
+
+        return stand_ins_of(extra, automatic)
 
     def _command(
         self, executable: Path, stand_ins: tuple[str, ...], private: _local.PrivateDirectory, options: SandboxOptions
