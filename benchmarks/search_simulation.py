@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from optimizer.durable import write_json
-from optimizer.judge.decide import Confirmation, JudgeSettings, decide, pairs_needed
+from optimizer.judge.decide import Confirmation, JudgeSettings, decide, out_of_reach, pairs_needed
 from optimizer.judge.statistics import bonferroni, noise_of, t_quantile
 from optimizer.records.candidate import Pair, Rejection
 from optimizer.records.decision import Verdict
@@ -115,7 +115,7 @@ def _confirmed(laboratory: SimulatedLaboratory, candidates: Sequence[Candidate],
         Confirmation(
             candidate.id,
             candidate.label,
-            tuple(_pair(laboratory, candidate, index, "confirm") for index in range(pairs)),
+            _confirming(laboratory, candidate, pairs, len(finalists)),
             Parity(candidate.id, "held_out", 100, ()),
         )
         for candidate in finalists
@@ -126,6 +126,13 @@ def _confirmed(laboratory: SimulatedLaboratory, candidates: Sequence[Candidate],
         return Outcome(False, 0.0, taken)
     winner = next(candidate for candidate in finalists if candidate.id == decision.winner)
     return Outcome(True, laboratory.truth.get(winner.route, 0.0), taken)
+
+
+def _confirming(laboratory: SimulatedLaboratory, candidate: Candidate, pairs: int, finalists: int) -> tuple[Pair, ...]:
+    done: list[Pair] = []
+    while len(done) < pairs and not out_of_reach(done, finalists, _UNLIMITED):
+        done.append(_pair(laboratory, candidate, len(done), "confirm"))
+    return tuple(done)
 
 
 def _pair(laboratory: SimulatedLaboratory, candidate: Candidate, index: int, purpose: str) -> Pair:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +21,7 @@ from optimizer.durable import write_json
 from optimizer.errors import EnvironmentFailure, OptimizerError, ReferenceFailure, StudyInterrupted, of_os_error
 from optimizer.evidence import capacity_of, caveats, front, spent_so_far, worth
 from optimizer.gpu import busy_reasons, read_state
-from optimizer.judge.decide import Confirmation, Context, JudgeSettings, decide, pairs_needed
+from optimizer.judge.decide import Confirmation, Context, JudgeSettings, decide, out_of_reach, pairs_needed
 from optimizer.judge.statistics import Noise, noise_of
 from optimizer.laboratory import CONFIRM, FRESH, NOISE, TWIN_NAME, StudyLaboratory
 from optimizer.ledger import Ledger
@@ -326,7 +326,8 @@ def confirm(
 ) -> list[Confirmation]:
     """Finalists again: on held-out samples, in fresh pairs with each reference, one of them on a fresh server.
 
-    Racing data are not looked at again.
+    Racing data are not looked at again. Who cannot be accepted any more is measured no further, unless the number of
+    pairs was given.
     """
     judge_settings = preparation.settings.judge
     # What is judged against is no finalist: it cannot beat itself, and each finalist widens the others' intervals.
@@ -334,25 +335,33 @@ def confirm(
     no_finalist = {laboratory.as_found.id, judged_against.id}
     finalists = [one.candidate for one in standings if one.candidate.id not in no_finalist]
     finalists = finalists[: judge_settings.finalists]
+    rules = judge_rules(preparation)
     pairs = judge_settings.pairs or pairs_needed(
-        noise.sd_upper, judge_settings.min_gain, len(finalists), settings=judge_rules(preparation)
+        noise.sd_upper, judge_settings.min_gain, len(finalists), settings=rules
     )
+
+    def decided(done: Sequence[Pair]) -> bool:
+        return judge_settings.pairs is None and out_of_reach(done, len(finalists), rules)
+
     if finalists:
         laboratory.budget.release_reserve()
         laboratory.progress(
-            "stage", stage="confirm", text=f"confirming {len(finalists)} finalists, {pairs} fresh pairs each",
+            "stage", stage="confirm", text=f"confirming {len(finalists)} finalists, up to {pairs} fresh pairs each",
             finalists=len(finalists), pairs=pairs,
         )  # fmt: skip
         laboratory.stand.prepare(
             laboratory.plan.held_out, laboratory.plan.datatypes, batched=laboratory.plan.model.batched
         )
-    confirmations = [confirm_one(laboratory, finalist, pairs) for finalist in finalists]
+    confirmations = [confirm_one(laboratory, finalist, pairs, decided) for finalist in finalists]
     if finalists and laboratory.as_found_on_cpu:
         laboratory.measure(laboratory.as_found, f"{CONFIRM}:{laboratory.as_found.id}")
     return confirmations
 
 
-def confirm_one(laboratory: StudyLaboratory, candidate: Candidate, pairs: int) -> Confirmation:
+def confirm_one(
+    laboratory: StudyLaboratory, candidate: Candidate, pairs: int, decided: Callable[[Sequence[Pair]], bool]
+) -> Confirmation:
+    """``decided`` says of the pairs with what must be beaten that no more of them are needed."""
     references = [laboratory.as_found] if laboratory.as_found_judges else []
     if laboratory.default.id not in (candidate.id, laboratory.as_found.id):
         references.append(laboratory.default)
@@ -375,6 +384,8 @@ def confirm_one(laboratory: StudyLaboratory, candidate: Candidate, pairs: int) -
                 if isinstance(pair, Rejection):
                     return Confirmation(candidate.id, candidate.label, tuple(done), held_out, pair)
                 done.append(pair)
+            if decided([pair for pair in done if pair.reference_id == references[0].id]):
+                break
     compared = [pair for pair in done if pair.reference_id == references[0].id and pair.usable]
     latencies = [arms for pair in compared if (arms := laboratory.latencies(pair)) is not None]
     return Confirmation(candidate.id, candidate.label, tuple(done), held_out, latencies=latencies)

@@ -105,6 +105,22 @@ def pairs_needed(
     return max(settings.min_pairs, min(settings.max_pairs, wanted + wanted % 2))
 
 
+def out_of_reach(pairs: Sequence[Pair], finalists: int, settings: JudgeSettings | None = None) -> bool:
+    """Whether a confirmation of several ``finalists`` may end before its time: ``pairs`` (with the reference that must
+    be beaten, so far) put even the upper bound of the gain below the minimum.
+
+    Looking again and again is free here: it can only keep what is there (stopping for futility; Jennison and Turnbull,
+    Group Sequential Methods, 2000, chapter 4), so promotions do not become more frequent by it. Never before
+    ``min_pairs``, and only after equally many pairs of each order.
+    """
+    settings = settings or JudgeSettings()
+    kept = usable_pairs(pairs).pairs
+    if len(pairs) % 2 or len(kept) < settings.min_pairs:
+        return False
+    _, upper = bounds(summarize([pair.log_ratio for pair in kept]), bonferroni(1 - settings.confidence, finalists))
+    return upper < math.log1p(settings.min_gain)
+
+
 def interval(summary: Summary, alpha: float, confidence: float) -> Interval:
     """As ratios. ``confidence`` is what the bounds of all finalists hold with together."""
     lower, upper = bounds(summary, alpha)

@@ -68,7 +68,7 @@ def confirmation(document: Document) -> Section | None:
 
 CONFIRMATION_SAYS = (
     "Finalists were measured again in fresh pairs with what is there, the last one on a freshly started server. Only "
-    "these decide; disturbed pairs are left out."
+    "these decide; disturbed pairs are left out. Who could not reach the minimum gain any more was measured no further."
 )
 
 

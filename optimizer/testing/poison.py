@@ -1,11 +1,14 @@
 """Tiny models for Triton's python backend that are fast and wrong in one known way, and the honest ones beside them.
 
-Every model takes ``INPUT0`` FP32 [4] and answers ``SCORES`` FP32 [classes] and ``SUM`` FP32 [1]; it sleeps a known time
-for every execution. What the faults are is in :data:`FAULTS`. Rows of all requests that the server batched are computed
-together, so that a fault which needs a batch shows under dynamic batching too. Standard library and NumPy only.
+Every model takes ``INPUT0`` FP32 [4] and answers ``SCORES`` [classes], FP32 or BF16, and ``SUM`` FP32 [1]; it sleeps a
+known time for every execution. What the faults are is in :data:`FAULTS`. Rows of all requests that the server batched are computed
+together, so that a fault which needs a batch shows under dynamic batching too. Standard library and NumPy only, and
+ONNX Runtime for BF16, which NumPy has not.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import numpy as np
 
@@ -31,6 +34,7 @@ FAULTS = {
     "held_out": "right on tune, 20% off on held-out inputs",
     "stale": "every second execution answers what the one before did",
     "later": "right at first, from the 160th execution on every second one answers what the one before did",
+    "off": "scores 5% off",
     "batch8": "10% off in executions of exactly eight rows",
     "dtype": "scores as FP64",
     "missing": "leaves SUM out",
@@ -40,18 +44,18 @@ FAULTS = {
 
 def poison_model(
     fault: str, *, name: str | None = None, classes: int = 10, service_s: float = 0.0, max_batch_size: int = 16,
-    queue_delay_us: int = 0,
+    queue_delay_us: int = 0, scores: Literal["FP32", "BF16"] = "FP32",
 ) -> ToyModel:  # fmt: skip
-    """``queue_delay_us`` > 0 turns dynamic batching on."""
+    """``queue_delay_us`` > 0 turns dynamic batching on; ``scores`` is the data type of that output."""
     if fault not in FAULTS:
         raise ValueError(f"no fault is called {fault!r}; choose one of {', '.join(FAULTS)}")
     name = name or f"poison_{fault}"
     batching = f"dynamic_batching {{ max_queue_delay_microseconds: {queue_delay_us} }}\n" if queue_delay_us else ""
-    parameters = {"fault": fault, "classes": str(classes), "service_s": repr(service_s)}
+    parameters = {"fault": fault, "classes": str(classes), "service_s": repr(service_s), "scores": scores}
     config = (
         f'name: "{name}"\nbackend: "python"\nmax_batch_size: {max_batch_size}\n'
         f'input [ {{ name: "{INPUT}" data_type: TYPE_FP32 dims: [ 4 ] }} ]\n'
-        f'output [ {{ name: "{SCORES}" data_type: TYPE_FP32 dims: [ {classes} ] }},\n'
+        f'output [ {{ name: "{SCORES}" data_type: TYPE_{scores} dims: [ {classes} ] }},\n'
         f'  {{ name: "{SUM}" data_type: TYPE_FP32 dims: [ 1 ] }} ]\n'
         "instance_group [ { kind: KIND_CPU count: 1 } ]\n"
         + batching
@@ -109,6 +113,7 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         self.fault = config["parameters"]["fault"]["string_value"]
         self.service_s = float(config["parameters"]["service_s"]["string_value"])
+        self.bfloat16 = config["parameters"]["scores"]["string_value"] == "BF16"
         classes = int(config["parameters"]["classes"]["string_value"])
         self.weights = np.outer(np.arange(1, 5), np.arange(1, classes + 1)).astype(np.float32)
         self.turn = 0
@@ -125,11 +130,21 @@ class TritonPythonModel:
         for part in parts:
             rows = slice(start, start + len(part))
             start += len(part)
-            tensors = [pb_utils.Tensor("SCORES", np.ascontiguousarray(scores[rows]))]
+            tensors = [self.tensor("SCORES", np.ascontiguousarray(scores[rows]))]
             if self.fault != "missing":
                 tensors.append(pb_utils.Tensor("SUM", np.ascontiguousarray(total[rows])))
             responses.append(pb_utils.InferenceResponse(output_tensors=tensors))
         return responses
+
+    def tensor(self, name, values):
+        if not self.bfloat16:
+            return pb_utils.Tensor(name, values)
+        import onnxruntime
+
+        bits = values.astype(np.float32).view(np.uint32)
+        rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+        value = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(rounded, 16)
+        return pb_utils.Tensor.from_dlpack(name, value.__dlpack__())
 
     def poison(self, x, scores):
         self.turn += 1
@@ -145,6 +160,8 @@ class TritonPythonModel:
             scores[chosen, numbers[chosen] % scores.shape[1]] = np.nan
         elif self.fault == "held_out":
             scores[x[:, 3] == -1.0] *= np.float32(1.2)
+        elif self.fault == "off":
+            scores *= np.float32(1.05)
         elif self.fault == "batch8" and len(x) == 8:
             scores *= np.float32(1.1)
         elif self.fault == "dtype":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -33,6 +34,7 @@ class Poison:
     classes: int = 10
     samples: int = 40
     rows: int = 1
+    scores: Literal["FP32", "BF16"] = "FP32"
 
 
 POISONS = {
@@ -45,6 +47,8 @@ POISONS = {
         Poison("stale", "validate", "accuracy", ("output SCORES: rel_l2 loss",)),
         # Found by nothing but the answers that are kept while the load runs.
         Poison("later", "validate", "under_load", ("under load: ",)),
+        # BF16 itself is within 0.2%.
+        Poison("off", "validate", "accuracy", ("output SCORES: rel_l2 loss 0.0",), scores="BF16"),
         Poison("batch8", "validate", "accuracy", ("in batches: output SCORES: rel_l2 loss 0.1", "of a batch of 8")),
         Poison("dtype", "validate", "defect", ("wrong_datatype: output SCORES: expected FP32, got FP64",)),
         Poison("missing", "validate", "defect", ("missing_output: output SUM",)),
@@ -65,9 +69,13 @@ def poison_study(
     """``also``: candidates besides the wrong one."""
     repository = directory / "repository"
     batch = 16 if poison.rows == 1 else 64
-    honest = poison_model("honest", name="poison", classes=poison.classes, service_s=HONEST_S, max_batch_size=batch)
+    honest = poison_model(
+        "honest", name="poison", classes=poison.classes, service_s=HONEST_S, max_batch_size=batch, scores=poison.scores
+    )
     honest.write(repository)
-    wrong = poison_model(poison.fault, classes=poison.classes, service_s=WRONG_S, max_batch_size=batch)
+    wrong = poison_model(
+        poison.fault, classes=poison.classes, service_s=WRONG_S, max_batch_size=batch, scores=poison.scores
+    )
     settings = load_settings(
         None,
         {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import time
@@ -38,10 +39,15 @@ instance_group {{ count: {count} kind: KIND_CPU }}
 """
 
 
+NUMBERS = itertools.count()
+
+
 class Model:
-    """Answers its value and a number that every instance draws when it starts."""
+    """Answers its value and a number that every instance draws when it starts. No two have one name, so that a test
+    which is run once more starts afresh on the same server."""
 
     def __init__(self, server: Production, repository: Path, name: str, config: str = CONFIG.format(count=1)) -> None:
+        name = f"{name}_{next(NUMBERS)}"
         self.server, self.directory, self.name = server, repository / name, name
         self.put_version(1, value=1)
         self.put_config(config)
@@ -96,11 +102,13 @@ def test_a_load_with_nothing_newer_succeeds_and_does_nothing(server: Production,
         assert model.said() == before
 
 
-def test_a_model_directory_that_is_swapped_back_keeps_the_new_engine(server: Production, repository: Path) -> None:
+def test_a_model_directory_that_is_swapped_back_keeps_the_new_engine(
+    server: Production, repository: Path, tmp_path: Path
+) -> None:
     """Why a rollback never swaps directories: the files are the old ones then, the server answers with the new."""
     model = Model(server, repository, "swapped")
     model.settle()
-    aside, other = repository.parent / "aside", repository.parent / "other"
+    aside, other = tmp_path / "aside", tmp_path / "other"
     shutil.copytree(model.directory, other, ignore=shutil.ignore_patterns("__pycache__"))
     (other / "1" / "model.py").write_text(SOURCE.format(value=22))
     model.directory.rename(aside)
@@ -120,10 +128,10 @@ def test_a_model_directory_that_is_swapped_back_keeps_the_new_engine(server: Pro
     assert model.said()[0] == 1
 
 
-def test_an_exchanged_version_directory_is_noticed(server: Production, repository: Path) -> None:
+def test_an_exchanged_version_directory_is_noticed(server: Production, repository: Path, tmp_path: Path) -> None:
     model = Model(server, repository, "exchanged")
     model.load()
-    old, new = repository.parent / "old-1", repository.parent / "new-1"
+    old, new = tmp_path / "old-1", tmp_path / "new-1"
     new.mkdir()
     (new / "model.py").write_text(SOURCE.format(value=22))
     for aside, comes, wanted in ((old, new, 22), (new, old, 1)):

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from optimizer.judge.decide import Confirmation, Context, JudgeSettings, decide, pairs_needed
+from optimizer.judge.decide import Confirmation, Context, JudgeSettings, decide, out_of_reach, pairs_needed
 from optimizer.judge.statistics import summarize
 from optimizer.records.candidate import Pair, Rejection, Stage
 from optimizer.records.decision import KeepReason, Verdict
@@ -245,6 +245,29 @@ def test_pairs_grow_with_finalists_and_fall_with_the_minimum_gain_to_detect():
     assert pairs_needed(0.015, finalists=10) > pairs_needed(0.015, finalists=1)
     assert pairs_needed(0.015, settings=JudgeSettings(detect=0.05)) < pairs_needed(0.015)
     assert pairs_needed(math.nan) == JudgeSettings().max_pairs
+
+
+def test_a_confirmation_ends_early_when_it_cannot_be_accepted_any_more():
+    assert out_of_reach(pairs("a", -0.05), 3)
+    assert out_of_reach(pairs("a", 0.0, noise=0.005), 3)
+    assert not out_of_reach(pairs("a", 0.0, noise=0.05), 3), "12 pairs at 5% noise do not exclude a gain of 1%"
+    assert not out_of_reach(pairs("a", 0.03), 3)
+    assert not out_of_reach(pairs("a", -0.05, count=4), 3), "too few to know the spread"
+    assert not out_of_reach(pairs("a", -0.05, count=7), 3), "one order more often than the other"
+    assert not out_of_reach(pairs("a", -0.05, usable=False), 3)
+    lenient = JudgeSettings(min_gain=0.0)
+    assert not out_of_reach(pairs("a", 0.004, noise=0.005), 3, lenient)
+
+
+def test_ending_early_seldom_loses_a_gain_that_the_confirmation_is_sized_for():
+    stream = random.Random(7)
+    settings = JudgeSettings()
+    gain, noise, studies = math.log1p(settings.min_gain + settings.detect), 0.015, 500
+    lost = 0
+    for _ in range(studies):
+        drawn = [replace(pair, log_ratio=gain + stream.gauss(0, noise)) for pair in pairs("a", 0.0, count=12)]
+        lost += any(out_of_reach(drawn[:count], 3, settings) for count in range(13))
+    assert lost <= 5
 
 
 def test_false_promotions_stay_below_what_was_promised():

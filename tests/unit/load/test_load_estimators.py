@@ -46,9 +46,41 @@ ONE_ROW = np.array([1])
 def test_closed_loop_counts_answers_inside_the_window() -> None:
     log = log_of([(-20, -20, -10), (-10, -10, 10), (10, 10, 30), (990, 990, 1010)])
     summary = summarize(log, np.array([3]), open_loop=False)
-    assert (summary.requests, summary.inferences, summary.throughput) == (2, 6, 6.0)
+    assert (summary.requests, summary.inferences) == (2, 6)
+    # Half of the second and of the last request lie inside the window.
+    assert summary.throughput == pytest.approx(3 * (0.5 + 1 + 0.5))
     assert summary.latency_mean_us == 20_000
     assert summary.late_fraction == 0
+
+
+@given(
+    service_ms=st.floats(2, 60),
+    slots=st.integers(1, 8),
+    phase=st.floats(0, 1),
+    clump=st.booleans(),
+)
+def test_closed_loop_throughput_has_no_error_from_where_the_window_falls(
+    service_ms: float, slots: int, phase: float, clump: bool
+) -> None:
+    """Slots that are answered together, as by dynamic batching, or in turn."""
+    rows = [
+        (start, start, start + service_ms)
+        for slot in range(slots)
+        for start in np.arange(-2 + phase + (0 if clump else slot / slots), 2 + 300 / service_ms) * service_ms
+    ]
+    throughput = summarize(log_of(rows, duration_ms=200), ONE_ROW, open_loop=False).throughput
+    assert throughput == pytest.approx(slots / (service_ms / 1e3), rel=1e-4)
+
+
+def test_open_loop_throughput_is_what_was_answered_inside_the_window() -> None:
+    """Of a server that does not keep up, what waits counts for nothing."""
+    log = log_of([(10 * n, 10 * n, 20 * n + 20) for n in range(100)])
+    assert summarize(log, ONE_ROW, open_loop=True).throughput == 49
+
+
+def test_failed_requests_have_no_part_in_the_throughput() -> None:
+    log = log_of([(-10, -10, 10), (10, 10, 30)], outcome=[0, 1])
+    assert summarize(log, ONE_ROW, open_loop=False).throughput == pytest.approx(0.5)
 
 
 def test_open_loop_times_what_was_due_in_the_window_from_when_it_was_due() -> None:
@@ -104,7 +136,7 @@ def test_stability_is_over_thirds() -> None:
     slowing = log_of([(10 * n, 10 * n, 10 * n + (5 if n < 66 else 9)) for n in range(99)])
     assert summarize(slowing, ONE_ROW, open_loop=False).spread == pytest.approx(9 / (19 / 3) - 1, abs=0.05)
     silent = log_of([(5 * n, 5 * n, 5 * n + 5) for n in range(60)])
-    assert spread(silent, ONE_ROW, silent.ok) == np.inf, "an empty third is not stable"
+    assert spread(silent, ONE_ROW, silent.ok, open_loop=False) == np.inf, "an empty third is not stable"
 
 
 def report_of(sent: list[int], outcome: list[int], failures: list[str]) -> Report:

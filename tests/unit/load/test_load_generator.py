@@ -39,7 +39,8 @@ def test_closed_loop_counts_what_the_server_saw(generator: LoadGenerator, fake_s
     assert log.ok.all()
     inside = (log.done_ns >= 0) & (log.done_ns < 500_000_000)
     assert window.measurement.requests == inside.sum() > 0
-    assert window.measurement.throughput == pytest.approx(inside.sum() / 0.5)
+    # Four requests are under way at each end of the window.
+    assert window.measurement.throughput == pytest.approx(inside.sum() / 0.5, abs=4 / 0.5)
     assert (log.sent_ns <= log.done_ns).all()
     assert (log.intended_ns == log.sent_ns).all()
     # Never more in flight than slots: at every sending, the answers before it leave at most three open.
