@@ -114,8 +114,10 @@ def out_of_reach(pairs: Sequence[Pair], finalists: int, settings: JudgeSettings 
     ``min_pairs``, and only after equally many pairs of each order.
     """
     settings = settings or JudgeSettings()
+    if len(pairs) % 2 or len(pairs) < settings.min_pairs:
+        return False
     kept = usable_pairs(pairs).pairs
-    if len(pairs) % 2 or len(kept) < settings.min_pairs:
+    if len(kept) < settings.min_pairs:
         return False
     _, upper = bounds(summarize([pair.log_ratio for pair in kept]), bonferroni(1 - settings.confidence, finalists))
     return upper < math.log1p(settings.min_gain)

@@ -148,8 +148,13 @@ def usable_pairs(pairs: Sequence[Pair]) -> Usable:
 
     The log ratio itself is never looked at: a pair is not dropped because of how it came out.
     """
-    kept = [pair for pair in pairs if pair.usable and math.isfinite(pair.log_ratio)]
-    dropped = [(pair.index, pair.note or "unusable") for pair in pairs if pair not in kept]
+    kept: list[Pair] = []
+    dropped: list[tuple[int, str]] = []
+    for pair in pairs:
+        if pair.usable and math.isfinite(pair.log_ratio):
+            kept.append(pair)
+        else:
+            dropped.append((pair.index, pair.note or "unusable"))
     levels = [
         (math.log(pair.reference_throughput) + math.log(pair.candidate_throughput)) / 2
         for pair in kept
