@@ -30,7 +30,7 @@ from optimizer.shares import SMALLEST_S, share_s, weights
 from optimizer.side_by_side import as_on_disk
 from optimizer.stand import Stand
 from optimizer.studies import begin, reopen, settings_of
-from optimizer.study import run_study
+from optimizer.study import run_study, study_in
 from optimizer.winners import try_together
 
 FLEET_FILE = "fleet.json"
@@ -45,15 +45,10 @@ def is_fleet(directory: Path) -> bool:
 
 def begin_fleet(
     repository: Path, settings: Settings, names: Sequence[str], directory: Path, progress: Progress
-) -> list[Chosen]:
-    """Chooses the models and writes ``fleet.json``. Raises :class:`InputError`."""
-    if is_fleet(directory):
-        raise InputError(
-            "holds a tuning of several models already",
-            where=directory,
-            field="--study",
-            remedy=f"go on with it (triton-optimizer resume {directory}), or name another directory",
-        )
+) -> tuple[Ledger, list[Chosen]]:
+    """Chooses the models, owns the directory and writes ``fleet.json`` in it. The ledger, which holds the lock still,
+    is the caller's to close. Raises :class:`InputError`, :class:`EnvironmentFailure`."""
+    _refuse_begun(directory)
     chosen = choose_models(repository, settings, names, lambda name: directory / name)
     for one in chosen:
         if one.preparation is not None and (directory / one.name / STUDY_FILE).exists():
@@ -63,32 +58,50 @@ def begin_fleet(
                 field="--study",
                 remedy="name another directory with --study",
             )
+    ledger = Ledger.open(directory)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        write_json(
-            directory / FLEET_FILE,
-            {
-                "schema": SCHEMA,
-                "kind": "fleet",
-                "version": __version__,
-                "created_at": time.time(),
-                "repository": str(repository.resolve()),
-                "settings": settings.model_dump(mode="json"),
-                "models": {one.name: one.skip.as_json() if one.skip else None for one in chosen},
-                # What each study begins with; its share of the time comes on top.
-                "own_settings": {
-                    one.name: one.preparation.settings.model_dump(mode="json") for one in chosen if one.preparation
-                },
-            },
+        # Whoever owned it a moment ago may have begun a run.
+        _refuse_begun(directory)
+        _write_fleet(repository, settings, chosen, directory)
+    except BaseException:
+        ledger.close()
+        raise
+    for one in chosen:
+        if one.skip is not None:
+            progress("stage", text=f"{one.name}: not tuned: {one.skip.reason}")
+    return ledger, chosen
+
+
+def _refuse_begun(directory: Path) -> None:
+    if is_fleet(directory):
+        raise InputError(
+            "holds a tuning of several models already",
+            where=directory,
+            field="--study",
+            remedy=f"go on with it (triton-optimizer resume {directory}), or name another directory",
         )
+
+
+def _write_fleet(repository: Path, settings: Settings, chosen: Sequence[Chosen], directory: Path) -> None:
+    document = {
+        "schema": SCHEMA,
+        "kind": "fleet",
+        "version": __version__,
+        "created_at": time.time(),
+        "repository": str(repository.resolve()),
+        "settings": settings.model_dump(mode="json"),
+        "models": {one.name: one.skip.as_json() if one.skip else None for one in chosen},
+        # What each study begins with; its share of the time comes on top.
+        "own_settings": {
+            one.name: one.preparation.settings.model_dump(mode="json") for one in chosen if one.preparation
+        },
+    }
+    try:
+        write_json(directory / FLEET_FILE, document)
     except OSError as error:
         raise EnvironmentFailure(
             f"cannot be written: {error.strerror}", where=directory, remedy="name another directory with --study"
         ) from None
-    for one in chosen:
-        if one.skip is not None:
-            progress("stage", text=f"{one.name}: not tuned: {one.skip.reason}")
-    return chosen
 
 
 def read_fleet(directory: Path) -> dict[str, Any]:
@@ -111,22 +124,22 @@ def read_fleet(directory: Path) -> dict[str, Any]:
     return document
 
 
-def run_fleet(directory: Path, chosen: Sequence[Chosen] | None, *, write_back: bool, progress: Progress) -> None:
-    """Goes on from wherever the run is. ``chosen`` saves reading the models again, in the run that began it.
+def run_fleet(ledger: Ledger, chosen: Sequence[Chosen] | None, *, write_back: bool, progress: Progress) -> None:
+    """Goes on from wherever the ledger's run is. ``chosen`` saves reading the models again, in the run that began it.
 
     Raises :class:`StudyInterrupted` on Ctrl-C, and :class:`EnvironmentFailure` where nothing can run here. What goes
     wrong with one model is recorded, and the others go on.
     """
-    with Ledger.open(directory) as ledger:
-        run = _Run(directory, read_fleet(directory), ledger, {one.name: one for one in chosen or ()}, progress)
-        try:
-            with run.clock():
-                run.studies()
-                together = run.together()
-            if write_back:
-                run.write_back(together)
-        except KeyboardInterrupt:
-            raise _interrupted(directory) from None
+    directory = ledger.path.parent
+    run = _Run(directory, read_fleet(directory), ledger, {one.name: one for one in chosen or ()}, progress)
+    try:
+        with run.clock():
+            run.studies()
+            together = run.together()
+        if write_back:
+            run.write_back(together)
+    except KeyboardInterrupt:
+        raise _interrupted(directory) from None
 
 
 class _Run:
@@ -204,13 +217,15 @@ class _Run:
                     remedy="give a larger --budget-minutes, or tune it alone with --model",
                 )  # fmt: skip
             preparation = self.preparation_of(name)
-            if not begun:
-                if share is not None:
-                    preparation = _with_minutes(preparation, share / 60)
-                    self._prepared[name] = preparation
-                begin(preparation)
+            if begun:
+                run_study(preparation, self.progress)
+                return
+            if share is not None:
+                preparation = _with_minutes(preparation, share / 60)
+                self._prepared[name] = preparation
+            with begin(preparation) as ledger:
                 self.ledger.append("share", name, {"seconds": share})
-            run_study(preparation, self.progress)
+                study_in(ledger, preparation, self.progress)
         except OptimizerError as error:
             if isinstance(error, StudyInterrupted) and error.field != "budget":
                 raise _interrupted(self.directory) from None

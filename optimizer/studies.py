@@ -7,7 +7,7 @@ from pathlib import Path
 
 from optimizer.config import Settings, parse_settings
 from optimizer.errors import InputError
-from optimizer.ledger import STUDY_FILE, StudyHeader, check_fingerprint, read_study, write_study
+from optimizer.ledger import STUDY_FILE, Ledger, StudyHeader, check_fingerprint, read_study, write_study
 from optimizer.preparation import Preparation, prepare
 
 
@@ -36,9 +36,27 @@ def samples_file(directory: Path, name: str) -> Path:
     )
 
 
-def begin(preparation: Preparation) -> None:
-    """Writes ``study.json``. A directory that holds a study already is resumed or left alone, never overwritten."""
+def begin(preparation: Preparation) -> Ledger:
+    """Owns the directory, writes ``study.json`` in it, and hands over the ledger, which holds the lock still: of two
+    that begin at once, one is refused. A directory that holds a study already is resumed or left alone, never
+    overwritten.
+
+    Raises :class:`InputError`, and :class:`optimizer.errors.EnvironmentFailure` where nothing can be written.
+    """
     directory = preparation.plan.directory
+    _refuse_begun(directory)
+    ledger = Ledger.open(directory)
+    try:
+        # Whoever owned it a moment ago may have begun a study.
+        _refuse_begun(directory)
+        _write_header(preparation)
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def _refuse_begun(directory: Path) -> None:
     if (directory / STUDY_FILE).exists():
         raise InputError(
             "holds a study already",
@@ -46,6 +64,9 @@ def begin(preparation: Preparation) -> None:
             field="--study",
             remedy=f"go on with it (triton-optimizer resume {directory}), or name another directory",
         )
+
+
+def _write_header(preparation: Preparation) -> None:
     header = StudyHeader(
         settings=preparation.settings.model_dump(mode="json"),
         fingerprint=preparation.fingerprint,
@@ -56,7 +77,7 @@ def begin(preparation: Preparation) -> None:
             **{f"why_{subject}": reason for subject, reason in preparation.why.items()},
         },
     )
-    write_study(directory, header)
+    write_study(preparation.plan.directory, header)
 
 
 def reopen(directory: Path) -> Preparation:

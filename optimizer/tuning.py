@@ -14,14 +14,14 @@ from optimizer.config import Settings
 from optimizer.engines.disk import estimate_disk
 from optimizer.errors import InputError, OptimizerError, WriteBackRefused
 from optimizer.fleet import apply_fleet, begin_fleet, is_fleet, read_fleet, run_fleet
-from optimizer.ledger import STUDY_FILE, read_study
+from optimizer.ledger import STUDY_FILE, Ledger, read_study
 from optimizer.overview import fleet_document
 from optimizer.preparation import Preparation
 from optimizer.progress import Progress
 from optimizer.records.decision import Decision
 from optimizer.repository.reader import list_models, read_model
 from optimizer.studies import begin, reopen, studies_below
-from optimizer.study import run_study
+from optimizer.study import study_in
 from optimizer.summary import study_document
 
 DEFAULT_DIRECTORY = Path("studies")
@@ -74,26 +74,26 @@ def optimize_repository(
         )
     if len(names) > 1:
         directory = study or DEFAULT_DIRECTORY
-        many = begin_fleet(repository, settings, names, directory, progress)
-        run_fleet(directory, many, write_back=write_back, progress=progress)
+        ledger, many = begin_fleet(repository, settings, names, directory, progress)
+        with ledger:
+            run_fleet(ledger, many, write_back=write_back, progress=progress)
         return fleet_document(directory)
     (one,) = choose_models(repository, settings, names, lambda name: study or DEFAULT_DIRECTORY / name)
-    if one.preparation is not None:
-        begin(one.preparation)
     return {
         "schema": 1,
         "kind": "optimize",
         "repository": str(repository),
-        "models": [_tune(one, write_back=write_back, progress=progress)],
+        "models": [_tune(one, new=True, write_back=write_back, progress=progress)],
     }
 
 
-def _tune(one: Chosen, *, write_back: bool, progress: Progress) -> dict[str, Any]:
+def _tune(one: Chosen, *, new: bool, write_back: bool, progress: Progress) -> dict[str, Any]:
     if one.preparation is None:
         assert one.skip is not None
         return {"model": one.name, "skipped": one.skip.reason, "skip": one.skip.as_json()}
     progress("stage", text=f"{one.name}: study in {one.preparation.plan.directory}")
-    result = run_study(one.preparation, progress)
+    with begin(one.preparation) if new else Ledger.open(one.preparation.plan.directory) as ledger:
+        result = study_in(ledger, one.preparation, progress)
     applied = None
     if write_back and result.decision.winner is not None:
         applied = apply_study(result.directory)
@@ -104,7 +104,8 @@ def resume_study(directory: Path, *, write_back: bool, progress: Progress) -> di
     """Goes on with one study, or with every one below ``directory``."""
     if is_fleet(directory):
         settle(Path(read_fleet(directory)["repository"]), progress)
-        run_fleet(directory, None, write_back=write_back, progress=progress)
+        with Ledger.open(directory) as ledger:
+            run_fleet(ledger, None, write_back=write_back, progress=progress)
         return fleet_document(directory)
     directories = [directory] if (directory / STUDY_FILE).exists() else studies_below(directory)
     models = []
@@ -118,7 +119,8 @@ def resume_study(directory: Path, *, write_back: bool, progress: Progress) -> di
         preparation = reopen(each)
         if write_back and not preparation.settings.tolerance:
             raise WriteBackRefused("the study has no tolerance", where=each, remedy="start a study with --tolerance")
-        models.append(_tune(Chosen(preparation.plan.model.name, preparation), write_back=write_back, progress=progress))
+        one = Chosen(preparation.plan.model.name, preparation)
+        models.append(_tune(one, new=False, write_back=write_back, progress=progress))
     return {"schema": 1, "kind": "optimize", "repository": models[0]["study"]["repository"], "models": models}
 
 
