@@ -1,4 +1,5 @@
-"""Removes what dead studies left behind: containers, private directories, regions of shared memory.
+"""Removes what dead studies left behind: containers, private directories, regions of shared memory, and what their
+servers left in /tmp.
 
 Normally nothing is: a guardian cleans up when its optimizer is killed. Only where the guardian was killed as well, the
 engine was gone at that moment, or the machine lost power is there something to do. What belongs to a living process, or
@@ -18,6 +19,7 @@ from pathlib import Path
 from optimizer import container
 from optimizer.errors import EnvironmentFailure
 from optimizer.sandbox import engine
+from optimizer.sandbox._backend_directories import remove_dead
 from optimizer.sandbox._local import NOTE
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -42,6 +44,7 @@ def remove_leftovers(root: Path | None = None) -> list[str]:
         *_noted_directories(),
         *_directories_below(Path.cwd() if root is None else root),
         *_benchmarks(Path(tempfile.gettempdir())),
+        *remove_dead(),
         *_regions(),
     ]
 
