@@ -46,6 +46,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What failed at first, and how: a test that needs its second chance often has something to say."""
+    for report in terminalreporter.stats.get("rerun", []):
+        crash = getattr(report.longrepr, "reprcrash", None)
+        terminalreporter.write_line(f"RUN TWICE {report.nodeid}: {crash.message if crash else report.longrepr}")
+
+
 def save_onnx(
     path: Path,
     nodes: Sequence[Any],
