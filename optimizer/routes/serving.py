@@ -37,6 +37,9 @@ _KIND_CPU = 2
 _TENSORRT = "tensorrt"
 _ONNXRUNTIME = "onnxruntime"
 _MOST_INSTANCES = 8
+MOST_NAMED_INSTANCES = 64
+"""An expression may name up to so many for each instance group and device, or today's count where that is more. Each
+has its own memory, and threads or a process of its own: far more than could ever help fill the machine as they load."""
 _DELAYS_CPU_US = (1000, 5000)
 _DELAYS_GPU_US = (100, 500, 2000)
 _LARGEST_OFFERED_BATCH = {False: 8, True: 128}
@@ -134,9 +137,18 @@ def apply_serving(config: ModelConfig, route: Route) -> ModelConfig:
     return changed
 
 
-def check_number(name: str, text: str) -> None:
-    """Raises :class:`InputError` for a value of one of :data:`NUMBERS` that no config takes."""
-    _whole(name, text, least=0 if name == QUEUE_DELAY else 1)
+def check_number(knob: Knob, text: str) -> None:
+    """Raises :class:`InputError` for a value that no config takes, or no machine; ``knob`` is one of
+    :data:`NUMBERS`."""
+    number = _whole(knob.name, text, least=0 if knob.name == QUEUE_DELAY else 1)
+    most = max(MOST_NAMED_INSTANCES, int(knob.default)) if knob.name == INSTANCES else number
+    if number > most:
+        raise InputError(
+            f"{number} is more than {most} instances a device, each with its own memory",
+            where="--routes",
+            field=INSTANCES,
+            remedy=f"name values up to {most}; more than {_MOST_INSTANCES} are rarely faster",
+        )
 
 
 def serving_caveats(config: ModelConfig) -> tuple[str, ...]:

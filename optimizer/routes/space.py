@@ -150,7 +150,7 @@ def space_of(
     for term in expression.terms:
         if term.knob.name in serving.NUMBERS:
             for value in term.values:
-                serving.check_number(term.knob.name, value)
+                serving.check_number(term.knob, value)
     for knob in space.knobs:
         if knob.name == serving.MAX_BATCH_SIZE:
             _never_lower(knob, model.max_batch_size)

@@ -239,6 +239,7 @@ def test_an_expression_makes_a_space_with_its_pins_in_every_route_but_the_defaul
         ("-instances=[1|1]", "there twice"),
         ("-instances=[0|2]", "at least 1"),
         ("-instances=-3", "at least 1"),
+        ("-instances=[2|100000]", r"--routes: instances: 100000 is more than 64 .*\n.* up to 64"),
         ("-dynamic_batching=on -queue_delay_us=[0|99999999999]", "takes an integer"),
     ],
 )
@@ -250,6 +251,15 @@ def test_expressions_that_make_no_sense_are_refused(text: str, says: str) -> Non
 def test_named_values_are_not_pruned() -> None:
     space, _ = space_of("-instances=[16]", model_from(CONFIG), ONNXRUNTIME, gpu=False, cores=2)
     assert Route.of({"instances": "16"}) in list(space.candidates())
+
+
+def test_todays_count_of_instances_can_be_named_however_large() -> None:
+    text = CONFIG.replace("count: 1 ", "count: 100 ")
+    assert text != CONFIG
+    space, _ = space_of("-instances=[64|100]", model_from(text), ONNXRUNTIME, gpu=False, cores=2)
+    assert Route.of({"instances": "64"}) in list(space.candidates())
+    with pytest.raises(InputError, match="up to 100"):
+        space_of("-instances=[64|101]", model_from(text), ONNXRUNTIME, gpu=False, cores=2)
 
 
 def test_an_expansion_over_layers_drops_what_cannot_be_served() -> None:
