@@ -6,6 +6,7 @@ cannot be tuned at all; what only rules out a plan is not.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -132,6 +133,16 @@ def tuning_blockers(config: ModelConfig, kind: ModelFormat, has_onnx: bool) -> I
             "the config does not list inputs and outputs, and only the model's backend could complete them",
             "add input and output; a running server shows them at GET /v2/models/NAME/config",
         )
+    # Triton itself loads such a model, where the backend does not count the tensors.
+    for label, count in Counter(label for label, tensor in _tensors(config) if tensor.name).items():
+        if count > 1:
+            asks = "Triton asks every request for all of them, and refuses one that gives an input twice"
+            yield Blocker(
+                "duplicate_tensor",
+                f"the config lists {label} {count} times: "
+                + (asks if label.startswith("input") else "which of them holds cannot be told"),
+                f"leave one {label} in the config",
+            )
     if not has_onnx:
         yield Blocker(
             "no_onnx_source",

@@ -316,6 +316,8 @@ BROKEN_CONFIGS: list[tuple[str, str, str]] = [
     ('name: "X" data_type: TYPE_FP32', 'name: "X" data_type: TYPE_FP16', "datatype_mismatch"),
     ('name: "X" data_type: TYPE_FP32', 'name: "X"', "config_invalid"),
     ('name: "Y" data_type: TYPE_FP32 dims: 4', 'name: "Y" data_type: TYPE_FP32', "config_invalid"),
+    ("output {", 'input { name: "X" data_type: TYPE_FP32 dims: 4 }\noutput {', "duplicate_tensor"),
+    ("output {", 'output { name: "Y" data_type: TYPE_FP32 dims: 4 }\noutput {', "duplicate_tensor"),
     ('name: "X" data_type: TYPE_FP32 dims: 4', 'name: "X" data_type: TYPE_FP32 dims: 0', "config_invalid"),
     ('name: "X"', 'name: "x"', "input_unknown"),
     ('name: "X"', 'name: "x"', "input_missing"),
@@ -342,6 +344,15 @@ BROKEN_CONFIGS: list[tuple[str, str, str]] = [
 def test_each_fault_of_a_config_is_named(entry: Callable[..., Path], old: str, new: str, code: str) -> None:
     assert old in CONFIG
     assert code in codes(read_model(entry(CONFIG.replace(old, new)), "m"), fatal=True)
+
+
+def test_an_input_and_an_output_may_have_one_name(entry: Callable[..., Path]) -> None:
+    tensors = "".join(f'{kind} {{ name: "X" data_type: TYPE_FP32 dims: 4 }}\n' for kind in ("input", "output"))
+    text = 'backend: "python"\n' + tensors
+    assert "duplicate_tensor" not in codes(read_model(entry(text), "m"))
+    blockers = {blocker.code: blocker for blocker in read_model(entry(text + tensors), "m").blockers}
+    assert "output 'X' 2 times" in blockers["duplicate_tensor"].reason
+    assert blockers["duplicate_tensor"].remedy == "leave one output 'X' in the config"
 
 
 def test_the_fixture_config_has_no_fault(entry: Callable[..., Path]) -> None:
