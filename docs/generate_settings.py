@@ -23,10 +23,10 @@ HEAD = """\
 Written by `python docs/generate_settings.py` from `optimizer/config.py`; a test keeps it up to date.
 
 Settings come from one YAML file (`--config FILE`) and from flags, which lie over the file. Everything is checked before
-anything starts; an unknown key is an error that names the nearest one. Relative paths in a file are relative to the
-file. A flag for a list can be repeated. `optimize` takes all of them, `bench` those of `inputs`, `load`, `sandbox`,
-`gpu` and `config_name`. The settings that a study ran with are in its `study.json`, and those that are not at their
-defaults in its report, as a file that repeats it.
+anything starts; an unknown key is an error that names the nearest one. A section with nothing under it is at its
+defaults. Relative paths in a file are relative to the file. A flag for a list can be repeated. `optimize` takes all of
+them, `bench` those of `inputs`, `load`, `sandbox`, `gpu` and `config_name`. The settings that a study ran with are in
+its `study.json`, and those that are not at their defaults in its report, as a file that repeats it.
 
 """
 

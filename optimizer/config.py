@@ -181,9 +181,20 @@ class Settings(Section):
     sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
     builder: Builder = Field(default_factory=Builder)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _empty_sections(cls, given: Any) -> Any:
+        """A section with nothing under it, which YAML reads as null, is all defaults. A null value is still an
+        error."""
+        if not isinstance(given, Mapping):
+            return given
+        return {key: value for key, value in given.items() if value is not None or not _is_section(key)}
+
     @field_validator("per_model", mode="before")
     @classmethod
     def _per_model(cls, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            return {name: {} if changes is None else changes for name, changes in given.items()}
         return _from_flags(given) if isinstance(given, list) else given
 
     def of_model(self, name: str) -> Settings:
@@ -206,8 +217,9 @@ def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
     merged = dict(below)
     for key, value in above.items():
         nested = merged.get(key)
-        if isinstance(nested, Mapping) and isinstance(value, Mapping):
-            value = _laid_over(nested, value)
+        if isinstance(nested, Mapping):
+            # An empty section, which YAML reads as null, changes nothing.
+            value = nested if value is None else _laid_over(nested, value) if isinstance(value, Mapping) else value
         merged[key] = value
     return merged
 
@@ -242,7 +254,9 @@ def load_settings(path: Path | None, overrides: Mapping[str, Any] | None = None)
         section = document
         *parents, leaf = dotted.split(".")
         for parent in parents:
-            nested = section.setdefault(parent, {})
+            nested = section.get(parent)
+            if nested is None:
+                nested = section[parent] = {}
             if not isinstance(nested, dict):
                 raise InputError(
                     "must be a section", where=path, field=parent, remedy="write `key: value` lines below it"
@@ -325,6 +339,10 @@ def _field_model(location: list[str]) -> type[BaseModel] | None:
             return None
         model = field.annotation
     return model
+
+
+def _is_section(key: str) -> bool:
+    return key == "per_model" or _field_model([key]) is not None
 
 
 def _known_keys(location: list[str]) -> list[str]:

@@ -13,6 +13,31 @@ def test_an_empty_document_is_all_defaults() -> None:
     assert parse_settings({}) == Settings()
 
 
+EMPTY_SECTIONS = "load:\ninputs:\njudge:  # as they are\nper_model:\n"
+
+
+def test_an_empty_section_is_all_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text(EMPTY_SECTIONS)
+    assert load_settings(file) == Settings()
+    assert load_settings(file, {"load.duration_s": 3}).load.duration_s == 3
+    assert load_settings(file, {"per_model": ["m:load.duration_s=3"]}).of_model("m").load.duration_s == 3
+
+
+def test_an_empty_section_of_one_model_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.write_text("load: {duration_s: 3}\nper_model:\n  a:\n  b: {load: }\n")
+    settings = load_settings(file)
+    assert settings.of_model("a").load.duration_s == 3
+    assert settings.of_model("b").load.duration_s == 3
+
+
+@pytest.mark.parametrize("document", [{"load": {"duration_s": None}}, {"models": None}, {"lod": None}])
+def test_an_empty_value_is_no_section(document: dict[str, object]) -> None:
+    with pytest.raises(InputError):
+        parse_settings(document)
+
+
 def test_a_typo_names_the_nearest_key() -> None:
     with pytest.raises(InputError, match=r"load\.concurency: unknown key\n.*did you mean `concurrency`"):
         parse_settings({"load": {"concurency": [4]}}, where="study.yaml")
