@@ -121,7 +121,7 @@ CASES = (
             4,
         ),
         # Two engines only: with free height and width TensorRT 8.6 took more than 75 s for the first.
-        "-precision=[tf32|fp16] -instances=[1|4]",
+        "-precision=[tf32|fp16] -instances=[1|2|3|4]",
         ("*:lInf<=0.1",),
         6.0,
         build_limit_s=200,
