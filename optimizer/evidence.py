@@ -22,6 +22,7 @@ from optimizer.records.measurement import Measurement
 from optimizer.records.objective import Objective, ObjectiveKind, pareto_front
 from optimizer.records.parity import Parity
 from optimizer.records.route import Route
+from optimizer.records.samples import SampleSet
 from optimizer.search.budget import Spent
 
 MEASURES_CAPACITY = frozenset({ObjectiveKind.THROUGHPUT, ObjectiveKind.RATE_UNDER_SLO, ObjectiveKind.COST})
@@ -39,6 +40,7 @@ def caveats(laboratory: StudyLaboratory, noise: Noise, confirmations: Sequence[C
             "synthetic inputs: random data say nothing about accuracy on yours, and speed may depend on values; "
             "give real samples with --inputs"
         )
+    yield from trace_caveats(plan.tune, plan.held_out)
     backends = laboratory.python_backends()
     if backends:
         yield (
@@ -63,6 +65,20 @@ def caveats(laboratory: StudyLaboratory, noise: Noise, confirmations: Sequence[C
     yield from accuracy_support(laboratory, confirmations)
     if plan.objective.kind is not ObjectiveKind.THROUGHPUT:
         yield f"the objective is {plan.objective.name}"
+
+
+def trace_caveats(tune: SampleSet, held_out: SampleSet) -> Iterator[str]:
+    """That a trace was not sent sample by sample as it is written."""
+    missing = [
+        f"{len(samples.stand_ins)} while {job}"
+        for samples, job in ((tune, "searching"), (held_out, "confirming"))
+        if samples.stand_ins
+    ]
+    if missing:
+        yield (
+            f"the trace names samples that are kept for the other of the two sets ({', '.join(missing)}): others of "
+            "the same shapes were sent in their place, at the same times"
+        )
 
 
 def accuracy_support(laboratory: StudyLaboratory, confirmations: Sequence[Confirmation]) -> Iterator[str]:

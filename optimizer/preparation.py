@@ -19,7 +19,7 @@ from optimizer.engines import families
 from optimizer.engines._base import EngineFamily, HasBuildRoutes
 from optimizer.errors import InputError
 from optimizer.gpu import Gpu, list_gpus, select
-from optimizer.load.schedule import read_trace
+from optimizer.load.stand_ins import with_stand_ins
 from optimizer.placement import place_of_builds, refuse_mismatch
 from optimizer.records.environment import Fingerprint
 from optimizer.records.measurement import Arrival, Workload
@@ -77,9 +77,7 @@ def prepare(repository: Path, name: str, settings: Settings, directory: Path) ->
     launcher, why_launcher = choose_launcher(settings)
     place = place_of_builds(settings, launcher)
     if settings.load.trace is not None and settings.load.arrival == "trace":
-        # Both sets are sent by it: a sample that it names must be in each of them.
-        for samples in (tune, held_out):
-            read_trace(settings.load.trace, [sample.id for sample in samples.samples])
+        tune, held_out = with_stand_ins(settings.load.trace, tune, held_out)
     family, why_family = families.choose(
         settings.builder.family, model, source=settings.builder.onnx, gpu=gpu is not None,
         builder_python=place.python, module=settings.builder.module, gpu_id=gpu_id(gpu),

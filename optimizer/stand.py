@@ -188,7 +188,7 @@ class Stand:
             return
         self._samples = (samples, datatypes, batched)
         if self._generator is not None:
-            self._generator.prepare(samples.samples, datatypes, batched=batched)
+            self._generator.prepare(samples.samples, datatypes, batched=batched, stand_ins=samples.stand_ins)
 
     def load(
         self, name: str, workload: Workload, candidate_id: str, *, warmup_s: float = 0.0, keep_responses: int = 0
@@ -233,7 +233,7 @@ class Stand:
             self._generator = generator.__enter__()
             if self._samples is not None:
                 samples, datatypes, batched = self._samples
-                self._generator.prepare(samples.samples, datatypes, batched=batched)
+                self._generator.prepare(samples.samples, datatypes, batched=batched, stand_ins=samples.stand_ins)
         return self._generator
 
 

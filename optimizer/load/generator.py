@@ -101,6 +101,7 @@ class LoadGenerator:
         self._workers: list[WorkerProcess] = []
         self._rows: Column = np.empty(0, np.int64)
         self._sample_ids: tuple[str, ...] = ()
+        self._stand_ins: Mapping[str, str] = {}
         self._in_turn = False
         """Samples are sent in the order in which they were prepared, and not in one that the seed chooses."""
         self._numbers = itertools.count(1)
@@ -143,11 +144,13 @@ class LoadGenerator:
         *,
         batched: bool = True,
         output_bytes: Mapping[str, int] | None = None,
+        stand_ins: Mapping[str, str] | None = None,
     ) -> None:
         """Sends the samples to the processes, in place of those of an earlier call. ``datatypes`` maps input name to
         Triton data type. Where the model is not ``batched`` (max_batch_size 0) a request is one inference, whatever its
         first dimension is, as Triton's statistics count it. With system shared memory, outputs named in
-        ``output_bytes`` (the bytes of the largest answer) come back through it as well.
+        ``output_bytes`` (the bytes of the largest answer) come back through it as well. ``stand_ins``: for a trace, see
+        :attr:`SampleSet.stand_ins`.
         """
         if not self._workers:
             raise RuntimeError("enter the LoadGenerator's with block first")
@@ -161,6 +164,7 @@ class LoadGenerator:
         else:
             bodies = (http_bodies if self._transport == "http" else grpc_bodies)(samples, datatypes)
         self._hand_out(bodies, [sample.batch if batched else 1 for sample in samples], samples, outputs)
+        self._stand_ins = stand_ins or {}
         self._in_turn = False
 
     def prepare_mixed(self, parts: Sequence[Part]) -> tuple[str, ...]:
@@ -176,6 +180,7 @@ class LoadGenerator:
         batched = {part.model: part.batched for part in parts}
         rows = [sample.batch if batched[model] else 1 for model, sample in requests]
         self._hand_out(bodies, rows, [sample for _, sample in requests], None)
+        self._stand_ins = {}
         self._in_turn = True
         return tuple(model for model, _ in requests)
 
@@ -313,7 +318,7 @@ class LoadGenerator:
         elif workload.arrival is Arrival.TRACE:
             if workload.trace is None:
                 raise InputError("a trace needs a file", field="trace", remedy="name the trace file")
-            due, order = read_trace(Path(workload.trace), self._sample_ids)
+            due, order = read_trace(Path(workload.trace), self._sample_ids, self._stand_ins)
             start_ns -= round(warmup_s * 1e9)
             warmup_s = 0.0
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -63,27 +63,18 @@ def sample_order(
     return np.resize(order, length) if length is not None else order
 
 
-def read_trace(path: Path, sample_ids: Sequence[str]) -> tuple[Column, Column]:
+def read_trace(
+    path: Path, sample_ids: Sequence[str], stand_ins: Mapping[str, str] | None = None
+) -> tuple[Column, Column]:
     """A trace: JSON lines ``{"at_s": seconds, "sample": id}``, or a JSON list of such. ``sample`` may be left out:
-    the samples then come in turn. Returns due times in ns from the first request on, and sample indices.
+    the samples then come in turn. ``stand_ins``: other ids that may be named, with the sample that is sent for each.
+    Returns due times in ns from the first request on, and sample indices.
     """
     numbers = {identifier: number for number, identifier in enumerate(sample_ids)}
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read ({error})", where=path, remedy="name a readable trace file") from None
-    rows: list[tuple[str, object]] = []
-    try:
-        if text.lstrip().startswith("["):
-            rows = [(f"{path}: entry {number}", row) for number, row in enumerate(json.loads(text), 1)]
-        else:
-            lines = enumerate(text.splitlines(), 1)
-            rows = [(f"{path}:{number}", json.loads(line)) for number, line in lines if line.strip()]
-    except json.JSONDecodeError as error:
-        raise InputError(f"not JSON ({error})", where=path, remedy='write lines of {"at_s": …, "sample": …}') from None
+    numbers = {other: numbers[own] for other, own in (stand_ins or {}).items()} | numbers
     times: list[float] = []
     samples: list[int] = []
-    for where, row in rows:
+    for where, row in _rows(path):
         at = row.get("at_s") if isinstance(row, dict) else None
         if isinstance(at, bool) or not isinstance(at, int | float) or not np.isfinite(at):
             raise InputError("needs a number of seconds", where=where, field="at_s", remedy="give the time of sending")
@@ -104,3 +95,24 @@ def read_trace(path: Path, sample_ids: Sequence[str]) -> tuple[Column, Column]:
     order = np.argsort(times, kind="stable")
     due = np.asarray(times)[order]
     return np.round((due - due[0]) * 1e9).astype(np.int64), np.asarray(samples, dtype=np.int32)[order]
+
+
+def samples_named(path: Path) -> list[str]:
+    """The ids in a trace, each once, in the order of the file."""
+    named = (row.get("sample") for _, row in _rows(path) if isinstance(row, dict))
+    return list(dict.fromkeys(str(identifier) for identifier in named if identifier is not None))
+
+
+def _rows(path: Path) -> list[tuple[str, object]]:
+    """Every row of a trace, and where it is."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot be read ({error})", where=path, remedy="name a readable trace file") from None
+    try:
+        if text.lstrip().startswith("["):
+            return [(f"{path}: entry {number}", row) for number, row in enumerate(json.loads(text), 1)]
+        lines = enumerate(text.splitlines(), 1)
+        return [(f"{path}:{number}", json.loads(line)) for number, line in lines if line.strip()]
+    except json.JSONDecodeError as error:
+        raise InputError(f"not JSON ({error})", where=path, remedy='write lines of {"at_s": …, "sample": …}') from None

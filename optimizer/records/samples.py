@@ -58,6 +58,8 @@ class SampleSet:
     references: str = ""
     """Where ``expected`` comes from: ``golden``, ``as-found``, ``onnxruntime-fp32``."""
     details: Mapping[str, object] = field(default_factory=dict)
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    """Samples of another set that a trace names, by id: the sample of this set that is sent in their place."""
 
     def __len__(self) -> int:
         return len(self.samples)

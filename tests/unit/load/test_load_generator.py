@@ -87,6 +87,17 @@ def test_a_trace_is_replayed(generator: LoadGenerator, tmp_path: Path) -> None:
     assert log.sample[order].tolist() == [39 - n for n in range(10)]
 
 
+def test_samples_of_another_set_are_stood_in_for(generator: LoadGenerator, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(f'{{"at_s": {0.02 * n}, "sample": "{name}"}}\n' for n, name in enumerate(("s7", "other"))))
+    workload = Workload(Arrival.TRACE, trace=str(trace), duration_s=0.2)
+    with pytest.raises(InputError, match="no sample has the id 'other'"):
+        generator.run("echo", workload, candidate_id="t")
+    generator.prepare(SAMPLES, {"IN": "FP32"}, stand_ins={"other": "s3"})
+    log = generator.run("echo", workload, candidate_id="t").records()
+    assert log.sample[np.argsort(log.intended_ns)].tolist() == [7, 3]
+
+
 def test_weights_choose_the_samples(generator: LoadGenerator, fake_server: Any) -> None:
     weights = [0.0] * 40
     weights[5] = weights[6] = 1.0
