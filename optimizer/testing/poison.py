@@ -1,9 +1,9 @@
 """Tiny models for Triton's python backend that are fast and wrong in one known way, and the honest ones beside them.
 
 Every model takes ``INPUT0`` FP32 [4] and answers ``SCORES`` [classes], FP32 or BF16, and ``SUM`` FP32 [1]; it sleeps a
-known time for every execution. What the faults are is in :data:`FAULTS`. Rows of all requests that the server batched are computed
-together, so that a fault which needs a batch shows under dynamic batching too. Standard library and NumPy only, and
-ONNX Runtime for BF16, which NumPy has not.
+known time for every execution. What the faults are is in :data:`FAULTS`. Rows of all requests that the server batched
+are computed together, so that a fault which needs a batch shows under dynamic batching too. Standard library and NumPy
+only, and ONNX Runtime for BF16, which NumPy has not.
 """
 
 from __future__ import annotations
