@@ -12,6 +12,7 @@ from optimizer.apply.status import facts_here, stale_facts
 from optimizer.config import Settings
 from optimizer.errors import InputError, OptimizerError
 from optimizer.preparation import Preparation, prepare
+from optimizer.records.environment import TRACE
 from optimizer.records.model import Model, ModelFormat
 from optimizer.repository.reader import read_model
 from optimizer.studies import settings_of
@@ -118,7 +119,8 @@ def is_fresh(preparation: Preparation) -> bool:
             return False
         then = written.document["fingerprint"]
         now = preparation.fingerprint
-        if then["shapes"] != now.shapes or then["facts"].get("workload") != now.facts.get("workload"):
+        asked = ("workload", TRACE)
+        if then["shapes"] != now.shapes or any(then["facts"].get(name) != now.facts.get(name) for name in asked):
             return False
         return not stale_facts(model, written, facts_here(then["facts"]))
     except OptimizerError:

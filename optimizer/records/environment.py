@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+TRACE = "trace"
+"""The fact that names the trace a workload replays: its file, and the sha256 of its content."""
+
 
 @dataclass(frozen=True)
 class Fingerprint:
@@ -17,12 +20,15 @@ class Fingerprint:
     facts: Mapping[str, str] = field(default_factory=dict)
     """``gpu``, ``gpu_uuid``, ``driver``, ``cuda``, ``tensorrt``, ``tuner``, ``triton``, ``backend``, ``cpu`` …"""
 
-    def differences(self, other: Fingerprint) -> list[str]:
-        """``name: mine -> theirs`` for every fact that differs; empty when equal."""
+    def differences(self, other: Fingerprint) -> dict[str, str]:
+        """``name: mine -> theirs`` for every fact that differs, by name; empty when equal.
+
+        A trace that is not among one's own facts is not known to differ: earlier versions did not write it down.
+        """
         mine = {"model": self.model, "shapes": self.shapes, **self.facts}
         theirs = {"model": other.model, "shapes": other.shapes, **other.facts}
-        return [
-            f"{name}: {mine.get(name, 'absent')} -> {theirs.get(name, 'absent')}"
+        return {
+            name: f"{name}: {mine.get(name, 'absent')} -> {theirs.get(name, 'absent')}"
             for name in sorted({*mine, *theirs})
-            if mine.get(name) != theirs.get(name)
-        ]
+            if mine.get(name) != theirs.get(name) and not (name == TRACE and TRACE not in mine)
+        }
