@@ -108,17 +108,23 @@ def check_alike(baseline: Model, candidate: Model) -> None:
 
 
 def samples_of(plan: CanaryPlan, model: Model) -> SampleSet:
-    """The plan's samples. Raises :class:`InputError` where the file is not the one that was planned with."""
-    if plan.inputs is None:
-        return synthetic_samples(
+    """The plan's samples. Raises :class:`InputError` where their file or the trace is not the one that was planned
+    with, and where the trace names a sample that is not there."""
+    if plan.inputs is not None:
+        samples = load_samples(Path(plan.inputs), model, name="canary")
+    else:
+        samples = synthetic_samples(
             model, plan.synthetic_count, plan.workload.seed,
             shapes=dict(parse_shape(text) for text in plan.shapes),
             int_ranges=dict(parse_int_range(text) for text in plan.int_ranges),
         )  # fmt: skip
-    path = Path(plan.inputs)
-    samples = load_samples(path, model, name="canary")
-    if plan.inputs_sha256 is not None and inputs_digest(path) != plan.inputs_sha256:
-        raise InputError("is not the file that was planned with", where=path, remedy="restore it, or make a new plan")
+    if plan.workload.trace is not None:
+        read_trace(Path(plan.workload.trace), tuple(sample.id for sample in samples.samples))
+    for file, digest in ((plan.inputs, plan.inputs_sha256), (plan.workload.trace, plan.trace_sha256)):
+        if file is not None and digest is not None and inputs_digest(Path(file)) != digest:
+            raise InputError(
+                "is not the file that was planned with", where=file, remedy="restore it, or make a new plan"
+            )
     return samples
 
 

@@ -58,6 +58,8 @@ class CanaryPlan:
     inputs: str | None = None
     """Samples' file; ``None``: synthetic ones."""
     inputs_sha256: str | None = None
+    trace_sha256: str | None = None
+    """Of the file that ``workload.trace`` names."""
     synthetic_count: int = 1024
     shapes: tuple[str, ...] = ()
     int_ranges: tuple[str, ...] = ()

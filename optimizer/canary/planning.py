@@ -89,6 +89,7 @@ def make_plan(
         workload=Workload(arrival, concurrency, rate, window_s, seed, None if trace is None else str(trace.absolute())),
         inputs=None if inputs is None else str(inputs.absolute()),
         inputs_sha256=None if inputs is None else inputs_digest(inputs),
+        trace_sha256=None if trace is None or not trace.is_file() else inputs_digest(trace),
         synthetic_count=synthetic_count,
         shapes=tuple(shapes),
         int_ranges=tuple(int_ranges),

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.canary.arms import samples_of
 from optimizer.canary.nginx import check_nginx, include_text
 from optimizer.canary.plan import (
     CanaryPlan,
@@ -12,6 +13,7 @@ from optimizer.canary.plan import (
     ProxyPlan,
     check_plan,
     detection_rate,
+    inputs_digest,
     parse_endpoint,
     parse_margins,
     parse_steps,
@@ -21,6 +23,8 @@ from optimizer.canary.plan import (
 from optimizer.canary.watch import Snapshot, change, failures_by_reason
 from optimizer.errors import InputError
 from optimizer.records.measurement import Arrival, Workload
+from optimizer.repository.reader import read_model
+from optimizer.testing.models import null_model
 
 BASELINE = Endpoint("127.0.0.1:8001", "resnet", "127.0.0.1:8000")
 OTHER_SERVER = Endpoint("127.0.0.1:9001", "resnet", "127.0.0.1:9000")
@@ -98,6 +102,24 @@ def test_rates():
 def test_plans_that_are_refused(changed, field):
     with pytest.raises(InputError, match=field):
         check_plan(replace(PLAN, **changed))
+
+
+def test_a_trace_is_the_one_that_was_planned_with_and_names_samples_that_are_there(tmp_path):
+    null_model("m").write(tmp_path / "models")
+    model = read_model(tmp_path / "models", "m")
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text('{"at_s": 0}')
+    plan = replace(
+        PLAN, workload=Workload(Arrival.TRACE, trace=str(trace)), trace_sha256=inputs_digest(trace), synthetic_count=4
+    )
+    assert len(samples_of(plan, model)) == 4
+    trace.write_text('{"at_s": 1}')
+    with pytest.raises(InputError, match=r"trace\.jsonl: is not the file that was planned with"):
+        samples_of(plan, model)
+    assert len(samples_of(replace(plan, trace_sha256=None), model)) == 4
+    trace.write_text('{"at_s": 0, "sample": "absent"}')
+    with pytest.raises(InputError, match="no sample has the id 'absent'"):
+        samples_of(plan, model)
 
 
 def test_slices_are_parts_of_the_load_and_equal_for_both():
