@@ -29,21 +29,38 @@ PREFERRED_SIZES = "preferred_batch_sizes"
 MAX_BATCH_SIZE = "max_batch_size"
 CUDA_GRAPHS = "cuda_graphs"
 SERVING_KNOBS = (INSTANCES, DYNAMIC_BATCHING, QUEUE_DELAY, PREFERRED_SIZES, MAX_BATCH_SIZE, CUDA_GRAPHS)
-NUMBERS = frozenset({INSTANCES, QUEUE_DELAY, MAX_BATCH_SIZE})
-"""Knobs that take any number where an expression names them; what is offered is only the sensible part."""
 NO_SIZES = "none"
 
 _KIND_CPU = 2
 _TENSORRT = "tensorrt"
 _ONNXRUNTIME = "onnxruntime"
 _MOST_INSTANCES = 8
-MOST_NAMED_INSTANCES = 64
-"""An expression may name up to so many for each instance group and device, or today's count where that is more. Each
-has its own memory, and threads or a process of its own: far more than could ever help fill the machine as they load."""
 _DELAYS_CPU_US = (1000, 5000)
 _DELAYS_GPU_US = (100, 500, 2000)
 _LARGEST_OFFERED_BATCH = {False: 8, True: 128}
 """By ``gpu``. Past these a larger batch costs latency and memory and, on a CPU, gains nothing."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Of a knob that takes any number where an expression names it: from ``least`` to ``most``, or to today's value
+    where that is more. What is offered is only the sensible part."""
+
+    least: int
+    most: int
+    unit: str
+    remedy: str
+
+
+# Far more instances than could ever help fill the machine as they load; a longer delay only makes requests time out; a
+# batch that production takes must fit its memory.
+NUMBERS: Mapping[str, Bounds] = {
+    INSTANCES: Bounds(
+        1, 64, "instances a device, each with its own memory", f"more than {_MOST_INSTANCES} are rarely faster"
+    ),
+    QUEUE_DELAY: Bounds(0, 1_000_000, "µs that a request waits", "some 100 to 5,000 are usual"),
+    MAX_BATCH_SIZE: Bounds(1, 65_536, "rows of one execution", "a larger batch takes more memory"),
+}
 
 
 @dataclass(frozen=True)
@@ -137,17 +154,16 @@ def apply_serving(config: ModelConfig, route: Route) -> ModelConfig:
     return changed
 
 
-def check_number(knob: Knob, text: str) -> None:
-    """Raises :class:`InputError` for a value that no config takes, or no machine; ``knob`` is one of
-    :data:`NUMBERS`."""
-    number = _whole(knob.name, text, least=0 if knob.name == QUEUE_DELAY else 1)
-    most = max(MOST_NAMED_INSTANCES, int(knob.default)) if knob.name == INSTANCES else number
+def check_number(knob: Knob, text: str, bounds: Bounds) -> None:
+    """Raises :class:`InputError` for a value that no config takes, or no machine."""
+    number = _whole(knob.name, text, least=bounds.least)
+    most = max(bounds.most, int(knob.default))
     if number > most:
         raise InputError(
-            f"{number} is more than {most} instances a device, each with its own memory",
+            f"{number} is more than {most} {bounds.unit}",
             where="--routes",
-            field=INSTANCES,
-            remedy=f"name values up to {most}; more than {_MOST_INSTANCES} are rarely faster",
+            field=knob.name,
+            remedy=f"name values up to {most}; {bounds.remedy}",
         )
 
 

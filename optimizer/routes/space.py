@@ -31,6 +31,12 @@ __all__ = [
 
 INTRA_OP_THREADS = "intra_op_threads"
 
+OPEN_ENDED = {
+    **serving.NUMBERS,
+    INTRA_OP_THREADS: serving.Bounds(0, 256, "threads an instance", "more than one a core are rarely faster"),
+}
+"""Integers for which an expression may name more than is offered. The compiler's own are TensorRT's to check."""
+
 WORTH_TRYING: dict[str, tuple[str, ...]] = {
     "optimization_level": ("3", "5"),
     "tiling_level": ("none", "moderate"),
@@ -103,7 +109,7 @@ def nameable_knobs(
 ) -> tuple[Knob, ...]:
     """What an expression may name: all knobs of the family, of Triton and of the compiler, UNSAFE ones too; numbers
     are open-ended."""
-    own = (replace(knob, values=()) if knob.name == INTRA_OP_THREADS else knob for knob in family.knobs(model))
+    own = (replace(knob, values=()) if knob.name in OPEN_ENDED else knob for knob in family.knobs(model))
     tritons, _ = serving.nameable_serving_knobs(model, gpu=gpu, cores=cores, family=family.name)
     return (*own, *tritons, *compiler)
 
@@ -148,9 +154,10 @@ def space_of(
     offered = nameable_knobs(model, family, gpu=gpu, cores=cores, compiler=compiler)
     space = space_over(expression, joint_constraints(), offered, limit=limit)
     for term in expression.terms:
-        if term.knob.name in serving.NUMBERS:
+        bounds = OPEN_ENDED.get(term.knob.name)
+        if bounds is not None:
             for value in term.values:
-                serving.check_number(term.knob, value)
+                serving.check_number(term.knob, value, bounds)
     for knob in space.knobs:
         if knob.name == serving.MAX_BATCH_SIZE:
             _never_lower(knob, model.max_batch_size)

@@ -241,6 +241,10 @@ def test_an_expression_makes_a_space_with_its_pins_in_every_route_but_the_defaul
         ("-instances=-3", "at least 1"),
         ("-instances=[2|100000]", r"--routes: instances: 100000 is more than 64 .*\n.* up to 64"),
         ("-dynamic_batching=on -queue_delay_us=[0|99999999999]", "takes an integer"),
+        ("-dynamic_batching=on -queue_delay_us=1000001", r"queue_delay_us: 1000001 is more than 1000000 µs"),
+        ("-max_batch_size=[16|65537]", r"max_batch_size: 65537 is more than 65536 rows"),
+        ("-intra_op_threads=100000", r"--routes: intra_op_threads: 100000 is more than 256 .*\n.* up to 256"),
+        ("-intra_op_threads=[-1|1]", "at least 0"),
     ],
 )
 def test_expressions_that_make_no_sense_are_refused(text: str, says: str) -> None:
