@@ -152,7 +152,7 @@ def _builder_knobs(have: Capabilities) -> list[Knob]:
         add("tiling_level", have.tiling_levels, "none", "tiles layers so that data stays in the L2 cache")
     if have.l2_limit and have.tiling_levels:
         sizes = ["auto", *[str(mib << 20) for mib in (8, 16, 32)]]
-        add("l2_limit", sizes, "auto", "bytes of L2 cache that tiling may count on; any integer")
+        add("l2_limit", sizes, "auto", "bytes of L2 cache that tiling may count on")
     if have.aux_streams:
         add("aux_streams", ["auto", "0", "1", "2", "4"], "auto", "auxiliary streams for parallel branches")
     if have.max_tactics:
@@ -166,7 +166,7 @@ def _builder_knobs(have: Capabilities) -> list[Knob]:
             "tactic_sources",
             ["default", *changes, *(["none"] if on else [])],
             "default",
-            "kernel libraries; join with +",
+            "kernel libraries: one more or one fewer than by default, or none",
         )
     if have.sparsity:
         # The flag alone never drops a weight: layers that are not 2:4 sparse stay as they are.
@@ -175,7 +175,7 @@ def _builder_knobs(have: Capabilities) -> list[Knob]:
         add("hardware_compatibility", have.hardware_compatibility, "none", "lets the plan run on other GPUs, slower")
     if have.version_compatible:
         add("version_compatible", ["off", "on"], "off", "lets newer runtimes load the plan; carries a lean runtime")
-    add("workspace", ["max", "64", "256", "1024", "4096"], "max", "MiB of scratch memory for layers; any integer")
+    add("workspace", ["max", "64", "256", "1024", "4096"], "max", "MiB of scratch memory for layers")
     return knobs
 
 
