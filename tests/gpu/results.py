@@ -35,8 +35,13 @@ class Steps:
         }
         self.left_out: list[str] = []
 
+    @property
+    def steps(self) -> dict[str, dict[str, Any]]:
+        known: dict[str, dict[str, Any]] = self.document["steps"]
+        return known
+
     def done(self, name: str) -> bool:
-        return self.document["steps"].get(name, {}).get("ok", False)
+        return self.steps.get(name, {}).get("ok") is True
 
     def left_s(self) -> float:
         return self.deadline - time.monotonic()
@@ -44,7 +49,7 @@ class Steps:
     def step(self, name: str, work: Callable[[], dict[str, Any]], *, reserve_s: float = 20.0) -> dict[str, Any] | None:
         """The step's result; ``None`` when there was no time. A failure is a result with ``error``."""
         if self.done(name):
-            return self.document["steps"][name]
+            return self.steps[name]
         if self.left_s() < reserve_s:
             self.left_out.append(name)
             return None
@@ -54,7 +59,7 @@ class Steps:
         except Exception as error:  # noqa: BLE001 - one step's failure must not cost the other steps' device time
             result = {"ok": False, "error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()[-2000:]}
         result["step_s"] = round(time.monotonic() - started, 2)
-        self.document["steps"][name] = result
+        self.steps[name] = result
         self.save()
         line = {key: value for key, value in result.items() if key != "trace"}
         print(f"{name}: {json.dumps(line)[:900]}", flush=True)
@@ -65,7 +70,7 @@ class Steps:
 
     def finish(self) -> int:
         """0 when every step is there and well, 3 when some wait for another call, 1 when some failed."""
-        failed = [name for name, result in self.document["steps"].items() if not result.get("ok")]
+        failed = [name for name, result in self.steps.items() if not result.get("ok")]
         if self.left_out:
             print(f"no time left for: {', '.join(self.left_out)} - run the piece again", flush=True)
         if failed:
