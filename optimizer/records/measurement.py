@@ -92,7 +92,8 @@ class Measurement:
     inferences: int
     failures: Mapping[str, int]
     throughput: float
-    """Inferences (batch rows) per second that completed with a valid response."""
+    """Inferences (batch rows) per second with a valid response. In a closed loop requests count with the part of their
+    time that lies inside the window, so it is not exactly ``inferences / duration_s``."""
     latency_mean_us: float | None
     percentiles_us: Mapping[str, float]
     server: ServerDelta | None = None

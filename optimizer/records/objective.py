@@ -124,7 +124,9 @@ class Objective:
             energy_j = resources.gpu_energy_j
             if energy_j is None and resources.gpu_power_w is not None:
                 energy_j = resources.gpu_power_w * window.duration_s
-            return energy_j / window.inferences if energy_j is not None and window.inferences else None
+            # Not over ``inferences``: a closed loop's throughput is free of the error at the window's edges.
+            answered = window.throughput * window.duration_s
+            return energy_j / answered if energy_j is not None and answered > 0 else None
         if self.kind is ObjectiveKind.COST:
             # At any price of a GPU second the cost of an inference is the time it takes of one.
             return 1.0 / window.throughput if window.throughput > 0 else None

@@ -15,14 +15,14 @@ from optimizer.records.objective import (
 )
 
 
-def measured(throughput=100.0, p99=20_000.0, mean=8_000.0, inferences=200, **resources):
+def measured(throughput=100.0, p99=20_000.0, mean=8_000.0, **resources):
     return Measurement(
         candidate_id="c",
         workload=Workload(),
         started_at=0.0,
         duration_s=2.0,
         requests=200,
-        inferences=inferences,
+        inferences=200,
         failures={},
         throughput=throughput,
         latency_mean_us=mean,
@@ -148,6 +148,12 @@ def test_the_size_of_the_plan_is_the_engines():
         ("mean", measured(mean=1_000), measured(mean=2_000), -math.log(2)),
         ("energy", measured(gpu_energy_j=100.0), measured(gpu_energy_j=80.0), math.log(1.25)),
         ("energy", measured(gpu_power_w=100.0), measured(gpu_energy_j=100.0), math.log(2)),
+        (
+            "energy",
+            measured(gpu_energy_j=1.0, throughput=100),
+            measured(gpu_energy_j=1.0, throughput=125),
+            math.log(1.25),
+        ),
         ("cost", measured(throughput=100), measured(throughput=125), math.log(1.25)),
     ],
 )
@@ -162,7 +168,7 @@ def test_positive_is_always_better(objective, reference, candidate, ratio):
         ("throughput", measured(), measured(throughput=0.0)),
         ("p99", measured(), measured(p99=None)),
         ("energy", measured(), measured(gpu_energy_j=1.0)),
-        ("energy", measured(gpu_energy_j=1.0), measured(gpu_energy_j=1.0, inferences=0)),
+        ("energy", measured(gpu_energy_j=1.0), measured(gpu_energy_j=1.0, throughput=0.0)),
         ("cost", measured(throughput=0.0), measured()),
         ("mean", measured(mean=math.nan), measured()),
     ],
