@@ -15,10 +15,12 @@ import numpy as np
 
 from optimizer.errors import EnvironmentFailure
 from optimizer.load.bodies import Part
+from optimizer.load.estimators import summarize
 from optimizer.load.generator import LoadGenerator
+from optimizer.load.request_log import RequestLog
 from optimizer.progress import Progress
 from optimizer.records.deployment import Deployment, LoadFailure
-from optimizer.records.measurement import Arrival, Workload
+from optimizer.records.measurement import Arrival, Measurement, Workload
 from optimizer.records.model import Model
 from optimizer.records.samples import SampleSet
 from optimizer.sandbox._base import Launcher, Sandbox, SandboxOptions
@@ -253,16 +255,23 @@ def mixed_window(arm: Arm, workload: Workload) -> MixedWindow:
     window = arm.generator.run(arm.owners[0], workload, candidate_id="mixed", warmup_s=RAMP_S)
     log = window.records()
     window.records_path.unlink(missing_ok=True)
-    owners = np.array(arm.owners)[log.sample]
-    moment = log.intended_ns if workload.arrival is not Arrival.CLOSED_LOOP else log.done_ns
+    return by_model(log, arm.owners, window.measurement)
+
+
+def by_model(log: RequestLog, owner_of_sample: Sequence[str], measurement: Measurement) -> MixedWindow:
+    """Pure. A window of slow models has few answers: requests/s are estimated as a throughput is, not counted."""
+    owners = np.array(owner_of_sample)[log.sample]
+    open_loop = measurement.workload.arrival is not Arrival.CLOSED_LOOP
+    moment = log.intended_ns if open_loop else log.done_ns
     counted = log.ok & (moment >= 0) & (moment < log.duration_ns)
     latency_us = (log.done_ns - log.intended_ns) / 1e3
+    one_each = np.ones(len(owner_of_sample))
     return MixedWindow(
-        requests_per_s=window.measurement.requests / window.measurement.duration_s,
+        requests_per_s=summarize(log, one_each, open_loop=open_loop).throughput,
         latency_us={
             str(name): float(latency_us[counted & (owners == name)].mean()) for name in np.unique(owners[counted])
         },
         failures={str(name): int((owners[~log.ok] == name).sum()) for name in np.unique(owners[~log.ok])},
-        usable=window.measurement.usable,
-        warnings=window.measurement.warnings,
+        usable=measurement.usable,
+        warnings=measurement.warnings,
     )
