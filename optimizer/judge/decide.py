@@ -111,16 +111,22 @@ def out_of_reach(pairs: Sequence[Pair], finalists: int, settings: JudgeSettings 
 
     Looking again and again is free here: it can only keep what is there (stopping for futility; Jennison and Turnbull,
     Group Sequential Methods, 2000, chapter 4), so promotions do not become more frequent by it. Never before
-    ``min_pairs``, and only after equally many pairs of each order.
+    ``min_pairs``, only after equally many pairs of each order, and not while so many were disturbed that the decision
+    would call it too noisy.
     """
     settings = settings or JudgeSettings()
     if len(pairs) % 2 or len(pairs) < settings.min_pairs:
         return False
-    kept = usable_pairs(pairs).pairs
-    if len(kept) < settings.min_pairs:
+    usable = usable_pairs(pairs)
+    if len(usable.pairs) < settings.min_pairs or _mostly_disturbed(len(usable.dropped), len(pairs), settings):
         return False
-    _, upper = bounds(summarize([pair.log_ratio for pair in kept]), bonferroni(1 - settings.confidence, finalists))
+    summary = summarize([pair.log_ratio for pair in usable.pairs])
+    _, upper = bounds(summary, bonferroni(1 - settings.confidence, finalists))
     return upper < math.log1p(settings.min_gain)
+
+
+def _mostly_disturbed(dropped: int, pairs: int, settings: JudgeSettings) -> bool:
+    return dropped > settings.max_dropped * pairs
 
 
 def interval(summary: Summary, alpha: float, confidence: float) -> Interval:
@@ -245,7 +251,7 @@ def _objection(
         return KeepReason.ERRORS, f"{failures} requests failed under load"
     if summary.n < 2:
         return KeepReason.TOO_NOISY, f"{summary.n} usable pairs of {len(pairs)}: nothing can be said"
-    if dropped > settings.max_dropped * len(pairs):
+    if _mostly_disturbed(dropped, len(pairs), settings):
         return KeepReason.TOO_NOISY, f"{dropped} of {len(pairs)} pairs were disturbed"
     bar = math.log1p(settings.min_gain)
     lower, upper = bounds(summary, alpha)
@@ -319,10 +325,13 @@ def _difference(one: Summary, other: Summary) -> Summary:
 
 
 def _pairs_to_settle(best: _Judged | None, alpha: float, settings: JudgeSettings) -> int | None:
-    """Pairs after which the observed gain, were it true, would be accepted with probability ``power``."""
+    """Pairs after which the observed gain, were it true, would be accepted with probability ``power``; ``None`` where
+    it would not be after any number."""
     if best is None or best.summary.n < 2:
         return None
     distance = best.summary.mean - math.log1p(settings.min_gain)
+    if distance <= 0:
+        return None
     return required_pairs(best.summary.sd, distance, alpha, settings.power)
 
 

@@ -223,6 +223,10 @@ def test_mostly_disturbed_pairs_decide_nothing():
         for one in pairs("a", 0.5)
     ]
     assert decide([Confirmation("a", "a", tuple(disturbed), GOOD)]).keep_reason is KeepReason.TOO_NOISY
+    slower = [replace(pair, usable=pair.index % 2 == 0) for pair in pairs("a", -0.05)]
+    decision = decide([Confirmation("a", "a", tuple(slower), GOOD)])
+    assert decision.keep_reason is KeepReason.TOO_NOISY
+    assert decision.pairs_to_settle is None, "no number of pairs would show a loss to be a gain"
 
 
 def test_a_single_pair_decides_nothing():
@@ -255,6 +259,8 @@ def test_a_confirmation_ends_early_when_it_cannot_be_accepted_any_more():
     assert not out_of_reach(pairs("a", -0.05, count=4), 3), "too few to know the spread"
     assert not out_of_reach(pairs("a", -0.05, count=7), 3), "one order more often than the other"
     assert not out_of_reach(pairs("a", -0.05, usable=False), 3)
+    half = [replace(pair, usable=pair.index % 4 < 2) for pair in pairs("a", -0.05, count=16)]
+    assert not out_of_reach(half, 3), "the decision would be that it was too noisy"
     lenient = JudgeSettings(min_gain=0.0)
     assert not out_of_reach(pairs("a", 0.004, noise=0.005), 3, lenient)
 
@@ -268,6 +274,16 @@ def test_ending_early_seldom_loses_a_gain_that_the_confirmation_is_sized_for():
         drawn = [replace(pair, log_ratio=gain + stream.gauss(0, noise)) for pair in pairs("a", 0.0, count=12)]
         lost += any(out_of_reach(drawn[:count], 3, settings) for count in range(13))
     assert lost <= 5
+
+
+@pytest.mark.parametrize(("gain", "fewest", "most"), [(-0.05, 6.0, 8.0), (0.0, 25.0, 32.0)])
+def test_the_clearer_a_loss_the_sooner_its_confirmation_ends(gain, fewest, most):
+    stream = random.Random(11)
+    pairs_taken = []
+    for _ in range(60):
+        drawn = [replace(pair, log_ratio=gain + stream.gauss(0, 0.03)) for pair in pairs("a", 0.0, count=48)]
+        pairs_taken.append(next((count for count in range(6, 48, 2) if out_of_reach(drawn[:count], 3)), 48))
+    assert fewest <= sum(pairs_taken) / len(pairs_taken) <= most
 
 
 def test_false_promotions_stay_below_what_was_promised():
