@@ -67,9 +67,9 @@ def confirmation(document: Document) -> Section | None:
 
 
 CONFIRMATION_SAYS = (
-    "Finalists were measured again in fresh pairs with what is there, each one's last on a freshly started server. Only "
-    "these decide; disturbed pairs are left out. Who could not reach the minimum gain any more was measured no further, "
-    "and has no pair on the fresh server."
+    "Finalists were measured again in fresh pairs with what is there, each one's last on a freshly started server. "
+    "Only these decide; disturbed pairs are left out. Who could not reach the minimum gain any more was measured no "
+    "further, and has no pair on the fresh server."
 )
 
 
