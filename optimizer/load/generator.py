@@ -220,7 +220,7 @@ class LoadGenerator:
         if not len(self._rows):
             raise InputError("nothing prepared", field="samples", remedy="call prepare() before run()")
         start_ns = time.monotonic_ns() + round((LEAD_S + warmup_s) * 1e9)
-        plans, duration_ns = self._plans(workload, start_ns, warmup_s, drain_s, keep_responses, sample_weights)
+        plans, duration_ns, cut = self._plans(workload, start_ns, warmup_s, drain_s, keep_responses, sample_weights)
         start_ns = plans[0].window_start_ns
         started_at = time.time() + (start_ns - time.monotonic_ns()) / 1e9
         for worker, plan in zip(self._workers, plans, strict=True):
@@ -252,7 +252,7 @@ class LoadGenerator:
         server = after.since(before) if before is not None and after is not None else None
         warnings, usable = check(
             Observation(
-                summary, resources, server, duration_ns / 1e9, None if open_loop else workload.concurrency, aborted
+                summary, resources, server, duration_ns / 1e9, None if open_loop else workload.concurrency, aborted, cut
             )
         )
         measurement = Measurement(
@@ -304,9 +304,12 @@ class LoadGenerator:
         drain_s: float,
         keep_responses: int,
         weights: Sequence[float] | None,
-    ) -> tuple[list[Plan], int]:
+    ) -> tuple[list[Plan], int, int]:
+        """What each process does, the window's length in ns, and how many requests of a trace come after it."""
         count = len(self._workers)
+        duration_ns = round(workload.duration_s * 1e9)
         due: Column = np.empty(0, np.int64)
+        cut = 0
         if workload.arrival is Arrival.CLOSED_LOOP:
             if workload.concurrency < 1:
                 raise InputError(
@@ -319,12 +322,14 @@ class LoadGenerator:
             if workload.trace is None:
                 raise InputError("a trace needs a file", field="trace", remedy="name the trace file")
             due, order = read_trace(Path(workload.trace), self._sample_ids, self._stand_ins)
+            inside = due < duration_ns
+            cut = len(due) - int(inside.sum())
+            due, order = due[inside], order[inside]
             start_ns -= round(warmup_s * 1e9)
             warmup_s = 0.0
         else:
             due = arrival_times(workload, lead_s=warmup_s)
             order = self._order(workload, len(due), weights)
-        duration_ns = round(workload.duration_s * 1e9)
         plans = []
         for number in range(count):
             closed = workload.arrival is Arrival.CLOSED_LOOP
@@ -344,7 +349,7 @@ class LoadGenerator:
                     seed=workload.seed * 1000 + number,
                 )
             )
-        return plans, duration_ns
+        return plans, duration_ns, cut
 
     def _order(self, workload: Workload, length: int | None, weights: Sequence[float] | None) -> Column:
         if not self._in_turn:

@@ -33,6 +33,8 @@ class Observation:
     concurrency: int | None
     """``None`` for an open loop."""
     aborted: str = ""
+    cut: int = 0
+    """Requests of a trace that are due after the window."""
 
 
 def check(seen: Observation) -> tuple[tuple[str, ...], bool]:
@@ -44,6 +46,11 @@ def check(seen: Observation) -> tuple[tuple[str, ...], bool]:
     elif not summary.requests:
         warnings.append(
             f"no_answers: no request was answered inside the window of {seen.duration_s:g} s; use a longer window"
+        )
+    if seen.cut:
+        warnings.append(
+            f"trace_cut: {seen.cut} requests of the trace are due after the window of {seen.duration_s:g} s and were "
+            "not sent; use a longer window"
         )
     if summary.late_fraction > LATE_FRACTION:
         warnings.append(

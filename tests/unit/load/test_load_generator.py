@@ -87,6 +87,17 @@ def test_a_trace_is_replayed(generator: LoadGenerator, tmp_path: Path) -> None:
     assert log.sample[order].tolist() == [39 - n for n in range(10)]
 
 
+def test_a_trace_that_is_longer_than_the_window_is_cut_and_said_to_be(generator: LoadGenerator, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("".join(f'{{"at_s": {0.05 * n}}}\n' for n in range(40)))
+    window = generator.run(
+        "echo", Workload(Arrival.TRACE, trace=str(trace), duration_s=0.2), candidate_id="t", drain_s=0.3
+    )
+    assert np.sort(window.records().intended_ns).tolist() == [50_000_000 * n for n in range(4)]
+    assert window.measurement.failures == {}
+    assert any(text.startswith("trace_cut: 36 requests") for text in window.measurement.warnings)
+
+
 def test_samples_of_another_set_are_stood_in_for(generator: LoadGenerator, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text("".join(f'{{"at_s": {0.02 * n}, "sample": "{name}"}}\n' for n, name in enumerate(("s7", "other"))))

@@ -52,6 +52,7 @@ def test_a_window_that_must_not_be_used(seen: Observation, code: str) -> None:
         (replace(GOOD, summary=replace(SUMMARY, failures={"INTERNAL: x": 3})), "failures"),
         (replace(GOOD, summary=replace(SUMMARY, spread=0.11)), "unstable"),
         (replace(GOOD, resources=Resources(gpu_throttled=True)), "gpu_throttled"),
+        (replace(GOOD, concurrency=None, cut=3), "trace_cut"),
         (replace(GOOD, summary=replace(SUMMARY, percentiles_us={"p50": 1.0}, latencies=999)), "no_p99"),
         (
             replace(
