@@ -20,8 +20,8 @@ Shapes: TypeAlias = tuple[tuple[str, tuple[int, ...]], ...]
 def with_stand_ins(trace: Path, tune: SampleSet, held_out: SampleSet) -> tuple[SampleSet, SampleSet]:
     """Both sets with :attr:`SampleSet.stand_ins` for what ``trace`` names of the other.
 
-    Raises :class:`InputError` for a trace that is broken or names a sample of neither set, and where one set has no
-    sample of the shapes of a sample that is named.
+    Raises :class:`InputError` for a trace that is broken or names a sample of neither set, where one set has no sample
+    of the shapes of a sample that is named, and where an id is that of two samples of different shapes.
     """
     read_trace(trace, [sample.id for samples in (tune, held_out) for sample in samples.samples])
     named = samples_named(trace)
@@ -31,17 +31,24 @@ def with_stand_ins(trace: Path, tune: SampleSet, held_out: SampleSet) -> tuple[S
 def _standing_in(trace: Path, named: Sequence[str], own: SampleSet, other: SampleSet) -> SampleSet:
     """In turn: the samples of the same shapes, in the set's order, for those named, in the order of their first
     appearance in the file."""
-    own_ids = {sample.id for sample in own.samples}
-    others = {sample.id: sample for sample in other.samples}
+    own_shapes = {sample.id: _shapes(sample) for sample in own.samples}
+    other_shapes = {sample.id: _shapes(sample) for sample in other.samples}
     alike: dict[Shapes, list[str]] = {}
     for sample in own.samples:
         alike.setdefault(_shapes(sample), []).append(sample.id)
     taken: Counter[Shapes] = Counter()
     stand_ins: dict[str, str] = {}
     for identifier in named:
-        if identifier in own_ids:
+        shapes = other_shapes.get(identifier, own_shapes.get(identifier, ()))
+        if own_shapes.get(identifier) == shapes:
             continue
-        shapes = _shapes(others[identifier])
+        if identifier in own_shapes:
+            raise InputError(
+                f"names {identifier!r}, which is a sample of {own.name} and one of {other.name}, of different shapes",
+                where=trace,
+                field="sample",
+                remedy="give the samples of the two files different ids",
+            )
         if shapes not in alike:
             shown = ", ".join(f"{name} {list(shape)}" for name, shape in shapes)
             raise InputError(

@@ -66,3 +66,12 @@ def test_an_id_that_both_sets_have_is_each_sets_own(tmp_path: Path) -> None:
     tune, held_out = with_stand_ins(trace, sample_set("tune", a=1, b=1), sample_set("held_out", c=1, a=1))
     assert tune.stand_ins == held_out.stand_ins == {}
     assert ids_sent(trace, held_out) == ["a", "a"]
+
+
+def test_an_id_in_both_sets_is_each_sets_own_where_the_shapes_agree(tmp_path: Path) -> None:
+    trace = write(tmp_path / "trace", "0", "1")
+    tune, held_out = with_stand_ins(trace, sample_set("tune", **{"0": 1}), sample_set("held_out", **{"0": 1, "1": 1}))
+    assert ids_sent(trace, tune) == ["0", "0"]
+    assert ids_sent(trace, held_out) == ["0", "1"]
+    with pytest.raises(InputError, match=r"trace: sample: names '0', which .* of different shapes\n.*different ids"):
+        with_stand_ins(trace, sample_set("tune", **{"0": 1}), sample_set("held_out", **{"0": 2, "1": 1}))
