@@ -1,12 +1,12 @@
 """From a request log to numbers: throughput, latency, percentiles, stability. Pure.
 
-Estimators. The load runs before the window begins and until it ends, so the window sees a service in full flow.
+Estimators. The load runs before the window begins and beyond its end, so the window sees a service in full flow.
 
 - *Throughput, closed loop*: every answered request counts with the part of its time between send and answer that lies
   inside the window, times its batch rows, over the window's length. In full flow this has the mean that counting the
   answers inside the window has (each request's whole counts once, wherever it falls), without the +-1 answer at the
-  window's edges: of 27 answers that is 4%, more than most candidates differ. What is still out at the end is answered
-  while no more is sent; where requests share a processor those few may be faster by it.
+  window's edges: of 27 answers that is 4%, more than most candidates differ. For that the load goes on until what was
+  out at the window's end is answered: else the last would be faster than the others where they share a processor.
 - *Throughput, open loop*: batch rows of the requests whose answer arrived inside the window, over its length. A server
   that does not keep up has ever more requests out, and those must not count before they are done.
 - *Latency, closed loop*: answers that arrived inside the window, from sending to answer. A slot's next request is sent

@@ -35,7 +35,9 @@ class Plan:
     """What one process does in one window. ``window_start_ns`` to ``window_end_ns`` is the window; the load begins at
     ``begin_ns`` before it, and answers still out at its end are awaited until ``drain_end_ns``.
 
-    A closed loop has ``slots``; an open one has ``intended_ns`` and ``samples`` of equal length.
+    A closed loop keeps its level until the requests that were out at the window's end are answered: with fewer and
+    fewer beside them they would be served faster than those before, the more so the more of them run at a time. It has
+    ``slots``; an open one has ``intended_ns`` and ``samples`` of equal length.
     """
 
     begin_ns: int
@@ -97,6 +99,10 @@ class WindowRun:
         self._next_order = 0
         self._retries: deque[tuple[int, int]] = deque()
         self._cpu: list[int] = []
+        self._crossing: set[int] | None = None
+        """Requests out at the window's end that have no answer yet; ``None`` before it."""
+        # A quarter of the wait: what is sent after the window shall be answered within the wait as well.
+        self._level_until = plan.window_end_ns + (plan.drain_end_ns - plan.window_end_ns) // 4
 
     def run(self) -> Report:
         plan, report = self._plan, self._report
@@ -129,6 +135,8 @@ class WindowRun:
             while edges and now >= edges[0]:
                 edges.popleft()
                 self._cpu.append(time.process_time_ns())
+                if not edges:
+                    self._crossing = {token for connection in self._pool.connections for token in connection.tokens()}
             wake = self._send_due(now)
             if now >= plan.drain_end_ns or (not edges and self._nothing_left()):
                 return
@@ -165,7 +173,7 @@ class WindowRun:
                 touched.add(connection)
                 self._next_due += 1
                 now = time.monotonic_ns()
-        elif now < plan.window_end_ns:
+        elif self._keeps_level(now):
             while self._retries and self._retries[0][0] <= now:
                 _, slot = self._retries.popleft()
                 connection = self._pool.roomiest()
@@ -179,6 +187,9 @@ class WindowRun:
         for connection in touched:
             self._flush(connection)
         return wake
+
+    def _keeps_level(self, now: int) -> bool:
+        return (self._crossing is None or bool(self._crossing)) and now < self._level_until
 
     def _next_sample(self) -> int:
         sample = self._plan.order[self._next_order]
@@ -228,6 +239,8 @@ class WindowRun:
         report, plan = self._report, self._plan
         for token, failure, body in completions:
             report.done[token] = now
+            if self._crossing:
+                self._crossing.discard(token)
             slot = self._slots[token]
             if failure is None:
                 report.outcome[token] = 0
@@ -240,7 +253,7 @@ class WindowRun:
                 self._free_slots.append(slot)
             elif failure is not None or connection is None or connection.capacity <= 0:
                 self._retries.append((now + RETRY_PAUSE_NS, slot))
-            elif now < plan.window_end_ns:
+            elif self._keeps_level(now):
                 self._send(connection, slot, self._next_sample())
 
     def _keep(self, token: int, slot: int, body: bytes) -> None:

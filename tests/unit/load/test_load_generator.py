@@ -56,6 +56,23 @@ def test_closed_loop_counts_what_the_server_saw(generator: LoadGenerator, fake_s
     assert window.measurement.resources.gpu_power_w is None
 
 
+def test_closed_loop_keeps_its_level_until_what_was_out_at_the_end_is_answered(
+    generator: LoadGenerator, fake_server: Any
+) -> None:
+    log = generator.run("slow", Workload(concurrency=8, duration_s=0.3), candidate_id="c", warmup_s=0.1).records()
+    end = 300_000_000
+    assert log.ok.all()
+    for worker in (0, 1):
+        own = log.worker == worker
+        out = own & (log.sent_ns < end) & (log.done_ns >= end)
+        after = own & (log.sent_ns >= end)
+        # Whoever is answered in the meantime is followed by another, and nobody after that (but for answers that were
+        # read together with the last).
+        assert (log.sent_ns[after] <= log.done_ns[out].max() + 5_000_000).all()
+        answered_before_the_last = log.done_ns[out] < log.done_ns[out].max()
+        assert after.sum() >= answered_before_the_last.sum()
+
+
 def test_rows_count_only_where_the_model_batches(fake_server: Any, tmp_path: Path) -> None:
     three = [Sample("s", {"IN": np.zeros((3, 4), np.float32)})]
     workload = Workload(concurrency=1, duration_s=0.2)
