@@ -195,10 +195,6 @@ def _judge(
     caveats = []
     if tail is not None:
         p99_ratio = tail.ratio
-        if tail.percentile < 99:
-            caveats.append(
-                f"{confirmation.label}: {tail.requests} requests do not support a p99; {tail.name} is judged instead"
-            )
     dropped = usable[reference].dropped
     if dropped:
         caveats.append(
@@ -212,6 +208,10 @@ def _judge(
             f"{math.expm1(abs(effect.difference)):.1%}; it cancels over the pairs, a longer warm-up would remove it"
         )
     keep_reason, reason = _objection(confirmation, groups[reference], summary, p99, tail, len(dropped), alpha, settings)
+    if tail is not None and tail.percentile < 99 and keep_reason in (None, KeepReason.LATENCY_GUARD):
+        caveats.append(
+            f"{confirmation.label}: {tail.requests} requests do not support a p99; {tail.name} is judged instead"
+        )
     finalist = Finalist(
         candidate_id=confirmation.candidate_id,
         label=confirmation.label,

@@ -161,6 +161,8 @@ def test_a_lower_percentile_is_judged_where_p99_has_too_few_requests_and_said_so
     assert any("p95 is judged instead" in caveat for caveat in decision.caveats)
     none = decide([with_latencies(0.8, requests=5)])
     assert none.keep_reason is KeepReason.LATENCY_GUARD
+    no_gain = decide([replace(with_latencies(0.8, requests=40), pairs=pairs("a", 0.0, p99=None))])
+    assert not any("judged instead" in caveat for caveat in no_gain.caveats), "its tail was not judged"
 
 
 def test_an_slo_replaces_the_guard():
