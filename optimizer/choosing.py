@@ -12,7 +12,7 @@ from optimizer.apply.status import facts_here, stale_facts
 from optimizer.config import Settings
 from optimizer.errors import InputError, OptimizerError
 from optimizer.preparation import Preparation, prepare
-from optimizer.records.environment import TRACE
+from optimizer.records.environment import GIVEN_FILES
 from optimizer.records.model import Model, ModelFormat
 from optimizer.repository.reader import read_model
 from optimizer.studies import settings_of
@@ -110,7 +110,7 @@ def _with_its_tolerances(settings: Settings, model: Model) -> Settings:
 
 def is_fresh(preparation: Preparation) -> bool:
     """The live version was written by this tool, nothing of its evidence is stale here, and the question is the same:
-    the same load and the same shapes."""
+    the same load, the same shapes and the same files given."""
     model = preparation.plan.model
     version = model.live_version
     try:
@@ -119,7 +119,7 @@ def is_fresh(preparation: Preparation) -> bool:
             return False
         then = written.document["fingerprint"]
         now = preparation.fingerprint
-        asked = ("workload", TRACE)
+        asked = ("workload", *GIVEN_FILES)
         if then["shapes"] != now.shapes or any(then["facts"].get(name) != now.facts.get(name) for name in asked):
             return False
         return not stale_facts(model, written, facts_here(then["facts"]))

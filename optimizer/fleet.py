@@ -29,7 +29,7 @@ from optimizer.repository.reader import list_models
 from optimizer.shares import SMALLEST_S, share_s, weights
 from optimizer.side_by_side import as_on_disk
 from optimizer.stand import Stand
-from optimizer.studies import begin, reopen, settings_of
+from optimizer.studies import begin, refuse_records, reopen, settings_of
 from optimizer.study import run_study, study_in
 from optimizer.winners import try_together
 
@@ -62,6 +62,7 @@ def begin_fleet(
     try:
         # Whoever owned it a moment ago may have begun a run.
         _refuse_begun(directory)
+        refuse_records(ledger, FLEET_FILE)
         _write_fleet(repository, settings, chosen, directory)
     except BaseException:
         ledger.close()

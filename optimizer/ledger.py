@@ -25,13 +25,13 @@ from optimizer import __version__
 from optimizer.durable import fsync_directory, write_json
 from optimizer.errors import EnvironmentFailure, InputError
 from optimizer.records.codec import CodecError, from_json, to_json
-from optimizer.records.environment import TRACE, Fingerprint
+from optimizer.records.environment import GIVEN_FILES, Fingerprint
 
 SCHEMA = 2
 LEDGER_FILE = "ledger.jsonl"
 STUDY_FILE = "study.json"
 LOCK_FILE = "study.lock"
-OF_THE_USER = frozenset({"model", "shapes", TRACE})
+OF_THE_USER = frozenset({"model", "shapes", *GIVEN_FILES})
 """What of a fingerprint the user gives; the rest is the environment."""
 
 Line: TypeAlias = dict[str, Any]
@@ -334,16 +334,20 @@ def read_study(directory: Path) -> StudyHeader:
 def check_fingerprint(directory: Path, header: StudyHeader, now: Fingerprint) -> None:
     """Refuses to go on with a study whose results no longer hold, and names every difference.
 
-    A changed model, workload or trace is the user's to decide about: :class:`InputError`. The same request on another
-    machine or under other versions (GPU, driver, TensorRT, tuner, Triton …): :class:`EnvironmentFailure`. Where both
-    differ, the user's part decides the exit code, since going back to the old machine would not be enough.
+    A changed model, workload or given file is the user's to decide about: :class:`InputError`. The same request on
+    another machine or under other versions (GPU, driver, TensorRT, tuner, Triton …): :class:`EnvironmentFailure`. Where
+    both differ, the user's part decides the exit code, since going back to the old machine would not be enough.
     """
     differences = header.fingerprint.differences(now)
     if not differences:
         return
     own = not differences.keys().isdisjoint(OF_THE_USER)
     kind = InputError if own else EnvironmentFailure
-    what = "the model or its workload has changed" if own else "this is not the environment the study began in"
+    what = (
+        "the model, its workload or a file given with it has changed"
+        if own
+        else "this is not the environment the study began in"
+    )
     raise kind(
         f"{what}: " + "; ".join(differences.values()),
         where=directory / STUDY_FILE,

@@ -15,14 +15,14 @@ from optimizer.accuracy.splitting import check_disjoint, split
 from optimizer.accuracy.synthetic import parse_int_range, parse_shape, synthetic_samples
 from optimizer.accuracy.tolerances import check_tolerances, parse_tolerances
 from optimizer.config import Settings
-from optimizer.durable import sha256_file
 from optimizer.engines import families
 from optimizer.engines._base import EngineFamily, HasBuildRoutes
 from optimizer.errors import InputError
+from optimizer.given_files import given_facts, refuse_changed_files
 from optimizer.gpu import Gpu, list_gpus, select
 from optimizer.load.stand_ins import with_stand_ins
 from optimizer.placement import place_of_builds, refuse_mismatch
-from optimizer.records.environment import TRACE, Fingerprint
+from optimizer.records.environment import Fingerprint
 from optimizer.records.measurement import Arrival, Workload
 from optimizer.records.model import Model
 from optimizer.records.objective import parse_constraint, parse_objective
@@ -116,7 +116,7 @@ def prepare(repository: Path, name: str, settings: Settings, directory: Path) ->
         repository=repository.resolve(),
         launcher=launcher,
         options=sandbox_options(settings, directory, gpu),
-        fingerprint=fingerprint_of(plan, launcher, family, gpu),
+        fingerprint=fingerprint_of(plan, launcher, family, gpu, given_facts(settings)),
         expansions=expansions,
         hints=hints_of(settings),
         why={"sandbox": why_launcher, "family": why_family, "space": why_space},
@@ -136,8 +136,9 @@ def refuse_blocked(model: Model) -> None:
 
 
 def refuse_changed(preparation: Preparation) -> None:
-    """Candidates are served from the repository's own files, and every window reads the trace. Had those changed
-    meanwhile, some arms would have been measured on the old ones and some on the new: raises :class:`InputError`."""
+    """Candidates are served from the repository's own files and built from the ONNX file given, and every window reads
+    the trace. Had those changed meanwhile, some arms would have been measured on the old ones and some on the new:
+    raises :class:`InputError`."""
     model = preparation.plan.model
     now = read_model(preparation.repository, model.name, config_name=preparation.settings.config_name)
     if now.content_hash != model.content_hash:
@@ -146,13 +147,7 @@ def refuse_changed(preparation: Preparation) -> None:
             where=model.directory,
             remedy="start a new study, and leave the model alone until it ends",
         )
-    before = preparation.fingerprint.facts.get(TRACE)
-    if before != trace_fact(preparation.plan.workload).get(TRACE):
-        raise InputError(
-            "the trace was changed while it was replayed: what was measured before and after cannot be compared",
-            where=preparation.plan.workload.trace,
-            remedy="start a new study, and leave the trace alone until it ends",
-        )
+    refuse_changed_files(preparation.settings, preparation.fingerprint.facts)
 
 
 def chosen_gpu(settings: Settings) -> Gpu | None:
@@ -302,7 +297,10 @@ def hints_of(settings: Settings) -> tuple[Route, ...]:
     return tuple(Route.parse(row["route"]) for row in rated)
 
 
-def fingerprint_of(plan: Plan, launcher: Launcher, family: EngineFamily, gpu: Gpu | None) -> Fingerprint:
+def fingerprint_of(
+    plan: Plan, launcher: Launcher, family: EngineFamily, gpu: Gpu | None, given: Mapping[str, str]
+) -> Fingerprint:
+    """``given``: facts of the files that the user gives beside the model."""
     shapes = sorted(
         {
             json.dumps(sorted((name, list(array.shape)) for name, array in sample.inputs.items()))
@@ -313,7 +311,7 @@ def fingerprint_of(plan: Plan, launcher: Launcher, family: EngineFamily, gpu: Gp
         "cpu": cpu_name(),
         "machine": platform.machine(),
         "workload": plan.workload.label,
-        **trace_fact(plan.workload),
+        **given,
         **(gpu.facts() if gpu is not None else {}),
         "family": family.name,
         "sandbox": launcher.name,
@@ -324,13 +322,6 @@ def fingerprint_of(plan: Plan, launcher: Launcher, family: EngineFamily, gpu: Gp
         if name in os.environ:
             facts[f"env_{name}"] = os.environ[name]
     return Fingerprint(plan.model.content_hash, hashlib.sha256("\n".join(shapes).encode()).hexdigest(), facts)
-
-
-def trace_fact(workload: Workload) -> dict[str, str]:
-    """The trace that ``workload`` replays, by path and content; none where it replays none."""
-    if workload.arrival is not Arrival.TRACE or workload.trace is None:
-        return {}
-    return {TRACE: f"{workload.trace} (sha256 {sha256_file(Path(workload.trace))})"}
 
 
 def cpu_name() -> str:

@@ -49,6 +49,7 @@ def begin(preparation: Preparation) -> Ledger:
     try:
         # Whoever owned it a moment ago may have begun a study.
         _refuse_begun(directory)
+        refuse_records(ledger, STUDY_FILE)
         _write_header(preparation)
     except BaseException:
         ledger.close()
@@ -63,6 +64,20 @@ def _refuse_begun(directory: Path) -> None:
             where=directory,
             field="--study",
             remedy=f"go on with it (triton-optimizer resume {directory}), or name another directory",
+        )
+
+
+def refuse_records(ledger: Ledger, header: str) -> None:
+    """For who begins: records without ``header``, the file that says what they belong to, are of something else, and a
+    decision among them would be taken for the new one. Raises :class:`InputError`."""
+    if len(ledger):
+        directory = ledger.path.parent
+        raise InputError(
+            f"holds {len(ledger)} records of an earlier run, whose {header} is gone",
+            where=ledger.path,
+            field="--study",
+            remedy=f"put {header} back and go on with it (triton-optimizer resume {directory}), or name another "
+            "directory",
         )
 
 

@@ -11,7 +11,7 @@ from optimizer.apply.lock import writer_of
 from optimizer.apply.provenance import Provenance, read_provenance
 from optimizer.apply.transaction import read_image, version_differences
 from optimizer.errors import OptimizerError
-from optimizer.records.environment import TRACE
+from optimizer.records.environment import GIVEN_FILES
 from optimizer.records.model import Model
 from optimizer.repository.versions import PROVENANCE_FILE
 
@@ -71,7 +71,7 @@ def _evidence(model: Model, written: Provenance) -> dict[str, Any]:
         "caveats": list(decision["caveats"]),
         "gain": gain,
         "stale": stale_facts(model, written, here),
-        "not_checked": sorted(set(then) - set(here) - {"workload", TRACE, "family", "sandbox"}),
+        "not_checked": sorted(set(then) - set(here) - {"workload", *GIVEN_FILES, "family", "sandbox"}),
         "roll_back": written.document["roll_back"],
     }
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-TRACE = "trace"
-"""The fact that names the trace a workload replays: its file, and the sha256 of its content."""
+GIVEN_FILES = ("inputs", "held_out", "calibration", "trace", "onnx")
+"""Facts that name a file which the user gives beside the model: its path, and the sha256 of its content."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,12 @@ class Fingerprint:
     def differences(self, other: Fingerprint) -> dict[str, str]:
         """``name: mine -> theirs`` for every fact that differs, by name; empty when equal.
 
-        A trace that is not among one's own facts is not known to differ: earlier versions did not write it down.
+        A given file that is not among one's own facts is not known to differ: earlier versions did not write it down.
         """
         mine = {"model": self.model, "shapes": self.shapes, **self.facts}
         theirs = {"model": other.model, "shapes": other.shapes, **other.facts}
         return {
             name: f"{name}: {mine.get(name, 'absent')} -> {theirs.get(name, 'absent')}"
             for name in sorted({*mine, *theirs})
-            if mine.get(name) != theirs.get(name) and not (name == TRACE and TRACE not in mine)
+            if mine.get(name) != theirs.get(name) and not (name in GIVEN_FILES and name not in mine)
         }

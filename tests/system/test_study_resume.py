@@ -98,7 +98,7 @@ def test_interrupted_entered_twice_and_under_another_fingerprint(tmp_path: Path)
     source.write_text(text + "# changed\n")
     code, _, complaint = finish(start("resume", study, cwd=tmp_path))
     assert code == 2
-    assert "the model or its workload has changed: model:" in complaint
+    assert "the model, its workload or a file given with it has changed: model:" in complaint
     source.write_text(text)
     header = json.loads((study / "study.json").read_text())
     known = header["fingerprint"]["facts"]["cpu"]

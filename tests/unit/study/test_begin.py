@@ -64,6 +64,26 @@ def test_a_study_that_another_began_at_the_last_moment_is_not_overwritten(
     take(directory).close()
 
 
+def test_records_that_a_deleted_header_leaves_behind_are_not_taken_for_the_new_studys(preparation: Preparation) -> None:
+    directory = preparation.plan.directory
+    with begin(preparation) as ledger:
+        ledger.append("decision", "final", {})
+    (directory / STUDY_FILE).unlink()
+    told = (
+        r"ledger\.jsonl: --study: holds 1 records of an earlier run, whose study\.json is gone\n  remedy: put .* back"
+    )
+    with pytest.raises(InputError, match=told):
+        begin(preparation)
+    assert not (directory / STUDY_FILE).exists()
+    Ledger.open(directory).close()
+
+
+def test_a_study_whose_begin_was_cut_short_begins_again(preparation: Preparation) -> None:
+    Ledger.open(preparation.plan.directory).close()
+    begin(preparation).close()
+    assert (preparation.plan.directory / STUDY_FILE).exists()
+
+
 def test_a_run_over_several_models_begins_once_as_well(tmp_path: Path) -> None:
     repository, directory = tmp_path / "models", tmp_path / "studies"
     for name in ("a", "b"):
@@ -75,4 +95,9 @@ def test_a_run_over_several_models_begins_once_as_well(tmp_path: Path) -> None:
     with ledger, pytest.raises(InputError, match=IN_USE):
         Ledger.open(directory)
     with pytest.raises(InputError, match="holds a tuning of several models already"):
+        begin_fleet(repository, Settings(), ["a", "b"], directory, silent)
+    (directory / FLEET_FILE).unlink()
+    with Ledger.open(directory) as ledger:
+        ledger.append("fact", "together", {})
+    with pytest.raises(InputError, match=r"whose fleet\.json is gone"):
         begin_fleet(repository, Settings(), ["a", "b"], directory, silent)

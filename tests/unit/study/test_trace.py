@@ -11,9 +11,7 @@ import pytest
 from optimizer.config import parse_settings
 from optimizer.errors import InputError
 from optimizer.evidence import trace_caveats
-from optimizer.ledger import STUDY_FILE
-from optimizer.preparation import Preparation, prepare, refuse_changed
-from optimizer.studies import begin, reopen
+from optimizer.preparation import Preparation, prepare
 from optimizer.testing.models import null_model
 
 
@@ -53,25 +51,3 @@ def test_a_trace_that_both_sets_can_send_as_it_is_has_no_caveat(tmp_path: Path) 
 def test_a_trace_of_other_samples_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no sample has the id 'absent'"):
         prepared(tmp_path, "s0", "absent")
-
-
-def test_a_trace_that_was_edited_since_is_not_gone_on_with(tmp_path: Path) -> None:
-    preparation = prepared(tmp_path, "s0", "s1")
-    begin(preparation).close()
-    reopen(tmp_path / "study")
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text(trace.read_text().replace("0.1", "0.2"))
-    told = r"workload has changed: trace: \S+trace.jsonl \(sha256 \w{64}\) -> .*\n  remedy: .*restore what has changed"
-    with pytest.raises(InputError, match=told):
-        reopen(tmp_path / "study")
-    with pytest.raises(InputError, match="the trace was changed while it was replayed"):
-        refuse_changed(preparation)
-
-
-def test_a_study_of_a_version_that_did_not_write_down_the_trace_still_opens(tmp_path: Path) -> None:
-    begin(prepared(tmp_path, "s0", "s1")).close()
-    header = tmp_path / "study" / STUDY_FILE
-    document = json.loads(header.read_text())
-    del document["fingerprint"]["facts"]["trace"]
-    header.write_text(json.dumps(document))
-    reopen(tmp_path / "study")
