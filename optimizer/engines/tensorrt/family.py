@@ -331,7 +331,7 @@ def _engine(request: BuildRequest, prepared: _Prepared, document: Mapping[str, A
             "timing_cache": document["timing_cache"],
             "removed_outputs": document["removed_outputs"],
             "ranges_from_workload": list(prepared.from_workload),
-            "build_peak_memory_bytes": peak,
+            "build_peak_memory_bytes": peak or None,
             "loads_in_triton": prepared.have.runtime_for_triton,
             "gpu": dict(prepared.have.gpu),
         },

@@ -94,15 +94,16 @@ def run_worker(
         return WorkerFailure(
             BuildFailureReason.CRASH, message, ended.log_excerpt, None, ended.seconds, ended.peak_memory_bytes
         )
+    peak = max(ended.peak_memory_bytes, int(document.get("peak_memory_bytes") or 0))
     if document.get("ok"):
-        return WorkerAnswer(document, ended.seconds, ended.peak_memory_bytes)
+        return WorkerAnswer(document, ended.seconds, peak)
     return WorkerFailure(
         BuildFailureReason(str(document.get("reason", "other"))),
         str(document.get("message", "")),
         "\n".join(document.get("evidence") or []) or ended.log_excerpt,
         None,
         ended.seconds,
-        ended.peak_memory_bytes,
+        peak,
     )
 
 

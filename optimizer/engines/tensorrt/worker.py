@@ -16,8 +16,9 @@
 ``profiles``    a list of ``{input: [min, opt, max]}``; ``values``: the same for shape tensors' values
 ``timing_cache_directory``   an existing directory, or null
 
-The result is ``{"ok": true, …}`` or ``{"ok": false, "reason", "message", "evidence"}``; the exit status is 0 whenever
-a result was written. Standard library, the TensorRT module, and onnx where it is there.
+The result is ``{"ok": true, …}`` or ``{"ok": false, "reason", "message", "evidence"}``, with ``peak_memory_bytes`` of
+this process where the system tells it; the exit status is 0 whenever a result was written. Standard library, the
+TensorRT module, and onnx where it is there.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ def main(arguments: list[str]) -> int:
     source = sys.stdin.read() if arguments[0] == "-" else Path(arguments[0]).read_text(encoding="utf-8")
     request = json.loads(source)
     result = answer(request)
+    result["peak_memory_bytes"] = peak_memory_bytes()
     text = json.dumps(result, indent=1, sort_keys=True)
     if arguments[1] == "-":
         with os.fdopen(stdout, "w", encoding="utf-8") as file:
@@ -90,6 +92,15 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         traceback.print_exc()
         text = f"{type(error).__name__}: {error}"
         return _failure(failures.reason_from_log(text, BuildFailureReason.OTHER), text, lines)
+
+
+def peak_memory_bytes() -> int | None:
+    """The most this process has had resident. Whoever watches from outside misses a build of a moment."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) << 10
+    return None
 
 
 def build(module: Any, have: capabilities.Capabilities, request: dict[str, Any], lines: list[str]) -> dict[str, Any]:
