@@ -328,15 +328,9 @@ def _events(client: Any, identifier: str, lost: tuple[type[Exception], ...]) -> 
 def _resident_bytes(pid: int | None) -> int:
     if pid is None:
         return 0
-    from optimizer.processes import descendants
+    from optimizer.processes import descendants, resident_bytes
 
-    total = 0
-    for member in (pid, *descendants(pid)):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            for line in Path(f"/proc/{member}/status").read_text(encoding="ascii", errors="replace").splitlines():
-                if line.startswith(("RssAnon:", "RssShmem:")):
-                    total += int(line.split()[1]) << 10
-    return total
+    return resident_bytes((pid, *descendants(pid)))
 
 
 def problem(error: BaseException) -> str:

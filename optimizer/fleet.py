@@ -29,11 +29,12 @@ from optimizer.repository.reader import list_models
 from optimizer.shares import SMALLEST_S, share_s, weights
 from optimizer.side_by_side import as_on_disk
 from optimizer.stand import Stand
-from optimizer.studies import begin, refuse_records, reopen, settings_of
+from optimizer.studies import begin, begin_run, refuse_begun, reopen, settings_of
 from optimizer.study import run_study, study_in
 from optimizer.winners import try_together
 
 FLEET_FILE = "fleet.json"
+FLEET = "a tuning of several models"
 SCHEMA = 1
 PROBE_S = 1.0
 """Length of the window that measures a model as found, to split the time by."""
@@ -48,7 +49,7 @@ def begin_fleet(
 ) -> tuple[Ledger, list[Chosen]]:
     """Chooses the models, owns the directory and writes ``fleet.json`` in it. The ledger, which holds the lock still,
     is the caller's to close. Raises :class:`InputError`, :class:`EnvironmentFailure`."""
-    _refuse_begun(directory)
+    refuse_begun(directory, FLEET_FILE, FLEET)
     chosen = choose_models(repository, settings, names, lambda name: directory / name)
     for one in chosen:
         if one.preparation is not None and (directory / one.name / STUDY_FILE).exists():
@@ -58,29 +59,11 @@ def begin_fleet(
                 field="--study",
                 remedy="name another directory with --study",
             )
-    ledger = Ledger.open(directory)
-    try:
-        # Whoever owned it a moment ago may have begun a run.
-        _refuse_begun(directory)
-        refuse_records(ledger, FLEET_FILE)
-        _write_fleet(repository, settings, chosen, directory)
-    except BaseException:
-        ledger.close()
-        raise
+    ledger = begin_run(directory, FLEET_FILE, FLEET, lambda: _write_fleet(repository, settings, chosen, directory))
     for one in chosen:
         if one.skip is not None:
             progress("stage", text=f"{one.name}: not tuned: {one.skip.reason}")
     return ledger, chosen
-
-
-def _refuse_begun(directory: Path) -> None:
-    if is_fleet(directory):
-        raise InputError(
-            "holds a tuning of several models already",
-            where=directory,
-            field="--study",
-            remedy=f"go on with it (triton-optimizer resume {directory}), or name another directory",
-        )
 
 
 def _write_fleet(repository: Path, settings: Settings, chosen: Sequence[Chosen], directory: Path) -> None:

@@ -11,7 +11,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, overload
 
@@ -162,6 +162,22 @@ def descendants(pid: int) -> Iterator[int]:
             for word in task.read_text(encoding="ascii").split():
                 yield int(word)
                 yield from descendants(int(word))
+
+
+def status_bytes(pid: int | str, *fields: str) -> int:
+    """The sum of memory ``fields`` (``RssAnon`` …) of ``/proc/pid/status``; 0 where the process is not there."""
+    total = 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
+            if line.partition(":")[0] in fields:
+                total += int(line.split()[1]) << 10
+    return total
+
+
+def resident_bytes(pids: Iterable[int]) -> int:
+    """Private memory and shared memory that the processes touched. File mappings (TensorRT's libraries) can be dropped
+    by the kernel and are not counted."""
+    return sum(status_bytes(pid, "RssAnon", "RssShmem") for pid in pids)
 
 
 def _limit_and_become(arguments: Sequence[str]) -> None:

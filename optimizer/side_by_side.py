@@ -15,7 +15,7 @@ import numpy as np
 
 from optimizer.errors import EnvironmentFailure
 from optimizer.load.bodies import Part
-from optimizer.load.estimators import summarize
+from optimizer.load.estimators import throughputs, timed
 from optimizer.load.generator import LoadGenerator
 from optimizer.load.request_log import RequestLog
 from optimizer.progress import Progress
@@ -262,12 +262,11 @@ def by_model(log: RequestLog, owner_of_sample: Sequence[str], measurement: Measu
     """Pure. A window of slow models has few answers: requests/s are estimated as a throughput is, not counted."""
     owners = np.array(owner_of_sample)[log.sample]
     open_loop = measurement.workload.arrival is not Arrival.CLOSED_LOOP
-    moment = log.intended_ns if open_loop else log.done_ns
-    counted = log.ok & (moment >= 0) & (moment < log.duration_ns)
+    counted = timed(log, open_loop=open_loop)
     latency_us = (log.done_ns - log.intended_ns) / 1e3
     one_each = np.ones(len(owner_of_sample))
     return MixedWindow(
-        requests_per_s=summarize(log, one_each, open_loop=open_loop).throughput,
+        requests_per_s=float(throughputs(log, one_each, open_loop=open_loop)[0]),
         latency_us={
             str(name): float(latency_us[counted & (owners == name)].mean()) for name in np.unique(owners[counted])
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from optimizer.config import Settings, parse_settings
@@ -43,31 +44,35 @@ def begin(preparation: Preparation) -> Ledger:
 
     Raises :class:`InputError`, and :class:`optimizer.errors.EnvironmentFailure` where nothing can be written.
     """
-    directory = preparation.plan.directory
-    _refuse_begun(directory)
+    return begin_run(preparation.plan.directory, STUDY_FILE, "a study", lambda: _write_header(preparation))
+
+
+def begin_run(directory: Path, header: str, what: str, write: Callable[[], None]) -> Ledger:
+    """The locked ledger of a new run in ``directory``, after ``write`` has written its file ``header``."""
+    refuse_begun(directory, header, what)
     ledger = Ledger.open(directory)
     try:
-        # Whoever owned it a moment ago may have begun a study.
-        _refuse_begun(directory)
-        refuse_records(ledger, STUDY_FILE)
-        _write_header(preparation)
+        # Whoever owned it a moment ago may have begun a run.
+        refuse_begun(directory, header, what)
+        _refuse_records(ledger, header)
+        write()
     except BaseException:
         ledger.close()
         raise
     return ledger
 
 
-def _refuse_begun(directory: Path) -> None:
-    if (directory / STUDY_FILE).exists():
+def refuse_begun(directory: Path, header: str, what: str) -> None:
+    if (directory / header).exists():
         raise InputError(
-            "holds a study already",
+            f"holds {what} already",
             where=directory,
             field="--study",
             remedy=f"go on with it (triton-optimizer resume {directory}), or name another directory",
         )
 
 
-def refuse_records(ledger: Ledger, header: str) -> None:
+def _refuse_records(ledger: Ledger, header: str) -> None:
     """For who begins: records without ``header``, the file that says what they belong to, are of something else, and a
     decision among them would be taken for the new one. Raises :class:`InputError`."""
     if len(ledger):

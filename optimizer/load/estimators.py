@@ -62,7 +62,7 @@ class Summary:
 
 def summarize(log: RequestLog, rows: Column, *, open_loop: bool, unsent: int = 0) -> Summary:
     """``rows`` is the batch size by sample index."""
-    answered = log.ok & (log.done_ns >= 0) & (log.done_ns < log.duration_ns)
+    answered = _answers_at(log, log.done_ns)
     requests = int(answered.sum())
     inferences = int(rows[log.sample[answered]].sum()) if requests else 0
     due = (log.intended_ns >= 0) & (log.intended_ns < log.duration_ns)
@@ -71,7 +71,7 @@ def summarize(log: RequestLog, rows: Column, *, open_loop: bool, unsent: int = 0
     return Summary(
         requests=requests,
         inferences=inferences,
-        throughput=inferences / (log.duration_ns / 1e9) if open_loop else float(credit(log, rows, 1).sum()),
+        throughput=float(throughputs(log, rows, open_loop=open_loop)[0]),
         latency_mean_us=float(latency_us.mean()) if len(latency_us) else None,
         percentiles_us=supported_percentiles(latency_us),
         failures=count_failures(log, unsent),
@@ -82,31 +82,53 @@ def summarize(log: RequestLog, rows: Column, *, open_loop: bool, unsent: int = 0
     )
 
 
-def credit(log: RequestLog, rows: Column, parts: int) -> Column:
-    """Throughput (batch rows per second) in each of ``parts`` equal parts of the window: an answered request counts in
-    each with the share of its time that lies in it."""
-    answered = log.ok
-    sent, done = log.sent_ns[answered], log.done_ns[answered]
-    per_ns = rows[log.sample[answered]] / np.maximum(done - sent, 1)
-    edges = np.linspace(0, log.duration_ns, parts + 1)
-    inside = [
-        np.maximum(np.minimum(done, end) - np.maximum(sent, start), 0) for start, end in itertools.pairwise(edges)
-    ]
-    return np.array([(per_ns * share).sum() for share in inside]) / (log.duration_ns / parts / 1e9)
+def throughputs(log: RequestLog, rows: Column, parts: int = 1, *, open_loop: bool) -> Column:
+    """Throughput (batch rows per second) in each of ``parts`` equal parts of the window, as the module says."""
+    seconds = log.duration_ns / parts / 1e9
+    if open_loop:
+        answered = _answers_at(log, log.done_ns)
+        part = _part(log, answered, parts)
+        return np.bincount(part, weights=rows[log.sample[answered]], minlength=parts) / seconds
+    sent, done = log.sent_ns[log.ok], log.done_ns[log.ok]
+    per_ns = rows[log.sample[log.ok]] / np.maximum(done - sent, 1)
+    edges = itertools.pairwise(_edges(log, parts))
+    return np.array([(per_ns * _between(sent, done, start, end)).sum() for start, end in edges]) / seconds
 
 
 def mean_in_flight(log: RequestLog) -> float:
     """Every request's time between send and end inside the window, over the window's length."""
-    inside = np.minimum(log.done_ns, log.duration_ns) - np.maximum(log.sent_ns, 0)
-    return float(np.maximum(inside, 0).sum()) / log.duration_ns
+    return float(_between(log.sent_ns, log.done_ns, 0, log.duration_ns).sum()) / log.duration_ns
+
+
+def timed(log: RequestLog, *, open_loop: bool) -> Column:
+    """Which requests' latencies count in a window: in a closed loop of the answers that came inside the window, in an
+    open loop of those that were due in it."""
+    return _answers_at(log, log.intended_ns if open_loop else log.done_ns)
 
 
 def answered_latencies_us(log: RequestLog, *, open_loop: bool) -> Column:
-    """Latencies (µs, from the intended send) of the answers that count in a window's percentiles: in a closed loop
-    those that came inside the window, in an open loop those that were due in it."""
-    moment = log.intended_ns if open_loop else log.done_ns
-    timed = log.ok & (moment >= 0) & (moment < log.duration_ns)
-    return np.asarray((log.done_ns[timed] - log.intended_ns[timed]) / 1e3)
+    """Latencies (µs, from the intended send) of the answers that count in a window's percentiles: see :func:`timed`."""
+    counted = timed(log, open_loop=open_loop)
+    return np.asarray((log.done_ns[counted] - log.intended_ns[counted]) / 1e3)
+
+
+def _answers_at(log: RequestLog, moment_ns: Column) -> Column:
+    """Which requests were answered and have their ``moment_ns`` inside the window."""
+    return np.asarray(log.ok & (moment_ns >= 0) & (moment_ns < log.duration_ns))
+
+
+def _between(sent_ns: Column, done_ns: Column, start_ns: float, end_ns: float) -> Column:
+    """How much of each request's time between send and end lies between ``start_ns`` and ``end_ns``."""
+    return np.asarray(np.maximum(np.minimum(done_ns, end_ns) - np.maximum(sent_ns, start_ns), 0))
+
+
+def _edges(log: RequestLog, parts: int) -> Column:
+    return np.linspace(0, log.duration_ns, parts + 1)
+
+
+def _part(log: RequestLog, answered: Column, parts: int) -> Column:
+    """In which of ``parts`` equal parts of the window each answer came."""
+    return np.asarray(np.searchsorted(_edges(log, parts), log.done_ns[answered], side="right") - 1)
 
 
 def supported_percentiles(values: Column) -> dict[str, float]:
@@ -135,13 +157,9 @@ def spread(log: RequestLog, rows: Column, answered: Column, *, open_loop: bool) 
     """Over the last three of ``SUB_WINDOWS`` parts of the window: max |x / mean − 1| of throughput and mean latency."""
     if answered.sum() < 10 * SUB_WINDOWS:
         return None
-    edges = np.linspace(0, log.duration_ns, SUB_WINDOWS + 1)
-    part = np.searchsorted(edges, log.done_ns[answered], side="right") - 1
+    part = _part(log, answered, SUB_WINDOWS)
     latency = (log.done_ns[answered] - log.intended_ns[answered]).astype(float)
-    if open_loop:
-        throughput = np.bincount(part, weights=rows[log.sample[answered]], minlength=SUB_WINDOWS)
-    else:
-        throughput = credit(log, rows, SUB_WINDOWS)
+    throughput = throughputs(log, rows, SUB_WINDOWS, open_loop=open_loop)
     counts = np.bincount(part, minlength=SUB_WINDOWS)
     means = np.bincount(part, weights=latency, minlength=SUB_WINDOWS) / np.maximum(counts, 1)
     if not counts.all():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -69,13 +70,9 @@ def poison_study(
     """``also``: candidates besides the wrong one."""
     repository = directory / "repository"
     batch = 16 if poison.rows == 1 else 64
-    honest = poison_model(
-        "honest", name="poison", classes=poison.classes, service_s=HONEST_S, max_batch_size=batch, scores=poison.scores
-    )
-    honest.write(repository)
-    wrong = poison_model(
-        poison.fault, classes=poison.classes, service_s=WRONG_S, max_batch_size=batch, scores=poison.scores
-    )
+    make = partial(poison_model, classes=poison.classes, max_batch_size=batch, scores=poison.scores)
+    make("honest", name="poison", service_s=HONEST_S).write(repository)
+    wrong = make(poison.fault, service_s=WRONG_S)
     settings = load_settings(
         None,
         {

@@ -175,7 +175,7 @@ def run_command(
     with process:
         status = process.poll()
         while status is None:
-            peak = max(peak, _resident_bytes(process.guardian_pid))
+            peak = max(peak, processes.resident_bytes(processes.descendants(process.guardian_pid)))
             if memory_limit_bytes is not None and peak > memory_limit_bytes:
                 killed = (
                     BuildFailureReason.OUT_OF_MEMORY,
@@ -225,18 +225,6 @@ def _read(path: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return document if isinstance(document, dict) else None
-
-
-def _resident_bytes(guardian_pid: int) -> int:
-    total = 0
-    for pid in processes.descendants(guardian_pid):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            # Private memory and shared memory that it touched; file mappings (TensorRT's libraries) can be dropped
-            # by the kernel and are not counted.
-            for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
-                if line.startswith(("RssAnon:", "RssShmem:")):
-                    total += int(line.split()[1]) << 10
-    return total
 
 
 def _oom_kills() -> int:

@@ -34,6 +34,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from optimizer import processes
 from optimizer.engines.tensorrt import capabilities, failures, network, settings
 from optimizer.engines.tensorrt.timing_cache import TimingCache, cache_file
 from optimizer.records.engine import BuildFailureReason
@@ -54,7 +55,8 @@ def main(arguments: list[str]) -> int:
     source = sys.stdin.read() if arguments[0] == "-" else Path(arguments[0]).read_text(encoding="utf-8")
     request = json.loads(source)
     result = answer(request)
-    result["peak_memory_bytes"] = peak_memory_bytes()
+    # Whoever watches from outside misses a build of a moment.
+    result["peak_memory_bytes"] = processes.status_bytes("self", "VmHWM") or None
     text = json.dumps(result, indent=1, sort_keys=True)
     if arguments[1] == "-":
         with os.fdopen(stdout, "w", encoding="utf-8") as file:
@@ -92,15 +94,6 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         traceback.print_exc()
         text = f"{type(error).__name__}: {error}"
         return _failure(failures.reason_from_log(text, BuildFailureReason.OTHER), text, lines)
-
-
-def peak_memory_bytes() -> int | None:
-    """The most this process has had resident. Whoever watches from outside misses a build of a moment."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) << 10
-    return None
 
 
 def build(module: Any, have: capabilities.Capabilities, request: dict[str, Any], lines: list[str]) -> dict[str, Any]:

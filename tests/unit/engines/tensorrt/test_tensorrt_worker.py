@@ -75,7 +75,7 @@ def test_a_build_that_stays_within_its_limits_is_left_alone(build, entry):
 
 
 def test_the_memory_of_a_build_too_short_to_be_watched_is_known(build, entry, monkeypatch):
-    monkeypatch.setattr("optimizer.engines.tensorrt.supervisor._resident_bytes", lambda _pid: 0)
+    monkeypatch.setattr("optimizer.processes.resident_bytes", lambda _pids: 0)
     engine = build("fake_tensorrt", entry, time_limit_s=60, memory_limit_bytes=2 << 30)
 
     assert isinstance(engine, Engine), engine
